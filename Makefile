@@ -84,7 +84,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Formats, registry, documents and the commands on them, in processes that refuse to import torch.
-QUICK_COMMANDS := browsing comparing finding help_examples lock publishing scores signing verify
+QUICK_COMMANDS := browsing main publishing signing verify
 QUICK := $(addprefix tests/,artifact docs lint packaging registry site $(QUICK_COMMANDS:%=cli/test_%.py))
 quick: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --light -m "not slow and not sglang" $(QUICK)

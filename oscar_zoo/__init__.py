@@ -19,47 +19,47 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.version import __version__
 
 if TYPE_CHECKING:
-    from oscar_zoo.app.benchmark import benchmark_artifact
-    from oscar_zoo.app.compute import compute_artifact
-    from oscar_zoo.app.evaluate import evaluate_against, evaluate_artifact
-    from oscar_zoo.app.fit import draw_report, fit, merge_moments
-    from oscar_zoo.app.ruler import ask_long_prompts
-    from oscar_zoo.app.serve import serve
+    from oscar_zoo.compute.compute import compute_artifact
+    from oscar_zoo.compute.fit import draw_report, fit, merge_moments
+    from oscar_zoo.compute.serve import serve
+    from oscar_zoo.evaluate.benchmarks.suite import benchmark_artifact
+    from oscar_zoo.evaluate.in_process import evaluate_against, evaluate_artifact
+    from oscar_zoo.evaluate.ruler import ask_long_prompts
     from oscar_zoo.registry.artifacts import Artifact
     from oscar_zoo.registry.mirror import mirror
     from oscar_zoo.registry.publish import publish
     from oscar_zoo.registry.pull import pull
     from oscar_zoo.registry.verify import verify
     from oscar_zoo.serving.fit_gpu import fit_gpu
-    from oscar_zoo.serving.running import RunningServer
+    from oscar_zoo.serving.serve import RunningServer
     from oscar_zoo.site.build import build_site
     from oscar_zoo.site.cache import installed
     from oscar_zoo.site.card import card
     from oscar_zoo.site.compare import compare
     from oscar_zoo.site.listing import leaderboard, list_artifacts, search
-    from oscar_zoo.site.scores import add_scores, scores
-    from oscar_zoo.site.status import deprecate, unyank, yank
+    from oscar_zoo.site.scores import scores
+    from oscar_zoo.site.status import add_scores, deprecate, unyank, yank
 
 _CALLS = {
     "Artifact": "registry.artifacts",
-    "RunningServer": "serving.running",
-    "add_scores": "site.scores",
-    "benchmark_artifact": "app.benchmark",
+    "RunningServer": "serving.serve",
+    "add_scores": "site.status",
+    "benchmark_artifact": "evaluate.benchmarks.suite",
     "build_site": "site.build",
     "card": "site.card",
     "compare": "site.compare",
-    "ask_long_prompts": "app.ruler",
-    "compute_artifact": "app.compute",
+    "ask_long_prompts": "evaluate.ruler",
+    "compute_artifact": "compute.compute",
     "deprecate": "site.status",
-    "draw_report": "app.fit",
-    "evaluate_against": "app.evaluate",
-    "evaluate_artifact": "app.evaluate",
-    "fit": "app.fit",
+    "draw_report": "compute.fit",
+    "evaluate_against": "evaluate.in_process",
+    "evaluate_artifact": "evaluate.in_process",
+    "fit": "compute.fit",
     "fit_gpu": "serving.fit_gpu",
     "installed": "site.cache",
     "leaderboard": "site.listing",
     "list_artifacts": "site.listing",
-    "merge_moments": "app.fit",
+    "merge_moments": "compute.fit",
     "mirror": "registry.mirror",
     "publish": "registry.publish",
     "pull": "registry.pull",

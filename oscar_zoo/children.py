@@ -24,12 +24,8 @@ def python(*arguments: str, isolated: bool = False) -> list[str]:
 
 
 def start(command: list[str], *, env: Mapping[str, str] | None = None, **given: Any) -> Child[Any]:
-    """Start a program; `given` is for `subprocess.Popen`.
-
-    Args:
-        command: of a Python, only as `python` writes it.
-        env: its variables; those of this process by default.
-    """
+    """Start a program; `given` is for `subprocess.Popen`. A Python is started only as `python`
+    writes it."""
     if command[0] == sys.executable and command[1:2] not in (["-I"], ["-P"]):
         raise ValueError(f"a Python without -P or -I: {command[:3]}")
     whole = {**(os.environ if env is None else env), **SAFE}
@@ -37,7 +33,6 @@ def start(command: list[str], *, env: Mapping[str, str] | None = None, **given: 
 
 
 def output(command: list[str], *, env: Mapping[str, str], seconds: float) -> str:
-    """What a program prints that ends well in time."""
     pipe = subprocess.PIPE
     with start(command, env=env, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as child:
         try:

@@ -1,9 +1,7 @@
 """Every exception that this library raises on purpose.
 
-Six branches decide the exit code of the command line; `cli/main.py` maps them, and a test walks the
-tree. Each leaf is named by what happened and carries a stable `code`. Builders word a message that
-several callers share: the cause, what was seen, and what to do next. Outcomes of verification are
-values, not exceptions (`artifact/outcome.py`).
+Six branches decide the exit code of the command line (`cli/main.py`). Each leaf is named by what
+happened and carries a stable `code`; its builders word a message that several callers share.
 """
 
 from __future__ import annotations
@@ -31,13 +29,8 @@ def go_online() -> str:
 class OscarZooError(Exception):
     """Base of every error this library raises on purpose.
 
-    The words of `message` and `hint` are for people. A program decides by the class, the `code` and
-    the data.
-
-    Args:
-        message: one line, cause and value seen; no secrets.
-        hint: advice in words, or `None`.
-        suggestions: names that may have been meant, best first; a path is a `SuggestedPath`.
+    `message` is one line with the cause and the value seen, and no secrets. `suggestions` are names
+    that may have been meant, best first; a path is a `SuggestedPath`.
     """
 
     code = "error"
@@ -66,7 +59,6 @@ class OscarZooError(Exception):
         return rendered(self.suggestions, self.advice, self.next_step)
 
     def advise(self, advice: str | None = None, *, next_step: NextStep | None = None) -> None:
-        """Replace everything that the error suggests."""
         self.suggestions, self.advice, self.next_step = (), advice, next_step
 
 
@@ -86,12 +78,10 @@ class IntegrityError(OscarZooError, code="integrity"):
 
 
 class NetworkError(OscarZooError, OSError, code="network"):
-    """A hub did not answer, or offline mode forbids asking.
-
-    `said` is what the hubs said, where the message begins with what was looked for.
-    """
+    """A hub did not answer, or offline mode forbids asking."""
 
     said: str | None = None
+    """What the hubs said, where the message begins with what was looked for."""
 
 
 class AccessError(OscarZooError, PermissionError, code="access"):
@@ -124,14 +114,12 @@ class NotLocked(UsageError, code="usage.locked"):
 
     @classmethod
     def for_name(cls, name: str, lock: object) -> Self:
-        """`lock` is a file."""
         error = cls(f"{name} is not in {lock}.")
         error.propose(f"oscar-zoo pull {name}", f"oscar-zoo pull {name} --lock")
         return error
 
     def propose(self, add: str, create: str) -> None:
-        """Name the command line that adds the artifact to the lock of a project, and the one that
-        makes a lock elsewhere."""
+        """Name the command lines that add it to the lock of a project, and make another lock."""
         elsewhere = f"; outside of a project: {create}" if create != add else ""
         self.advise(f"add it without --locked: {add}{elsewhere}")
 
@@ -141,7 +129,6 @@ class ArtifactNotFound(NotFoundError, code="not_found.artifact"):
 
     @classmethod
     def for_name(cls, name: str, close: Sequence[str] = ()) -> Self:
-        """`close` are known names like it, best first."""
         return cls(f"no artifact is called {name!r}.", suggestions=close, next_step=ListNames())
 
     @classmethod
@@ -151,7 +138,6 @@ class ArtifactNotFound(NotFoundError, code="not_found.artifact"):
 
     @classmethod
     def for_model(cls, name: str) -> Self:
-        """A model that the zoo knows and that nobody has a rotation for."""
         make = f"oscar-zoo pull {name} --compute"
         return cls(f"no rotation for {name} is known.", next_step=Compute(name, make))
 
@@ -161,13 +147,11 @@ class ScoreNotFound(NotFoundError, code="not_found.score"):
 
     @classmethod
     def for_task(cls, task: str, known: Sequence[str], close: Sequence[str] = ()) -> Self:
-        """`known` are the tasks with scores, `close` those like it."""
         there = f"tasks with scores: {', '.join(known)}" if known else "nobody reports any score"
         return cls(f"no score of {task} is known.", suggestions=close, hint=there)
 
     @classmethod
     def for_measured(cls, task: str) -> Self:
-        """Only what oscar-zoo measured was asked for."""
         others = f"what others report: oscar-zoo leaderboard --task {task}"
         return cls(f"no score of {task} was measured with oscar-zoo.", hint=others)
 
@@ -177,7 +161,6 @@ class OfflineError(NetworkError, code="network.offline"):
 
     @classmethod
     def for_name(cls, name: str, *, go_online: str = WITHOUT_OPTION) -> Self:
-        """`go_online` says how to end offline mode."""
         said = f"{name} is not on this machine, and offline mode asks no hub."
         return cls(said, hint=go_online)
 
@@ -212,7 +195,6 @@ class HubUnreachable(NetworkError, code="network.unreachable"):
 
     @classmethod
     def for_hub(cls, hub: str, cause: str) -> Self:
-        """`cause` is a few words, such as `connection refused`."""
         hint = "check the connection; here already: oscar-zoo list --installed"
         return cls(f"{hub} cannot be reached: {cause}.", hint=hint)
 
@@ -221,11 +203,9 @@ class HubUnreachable(NetworkError, code="network.unreachable"):
         """This machine does not know `name`, and hubs that may have it did not answer, as they
         `said`; `close` are names that are known here, best first."""
         facts = "; ".join(text.rstrip(".") for text in said)
-        return cls(
-            f"{name} is unknown on this machine, and not every hub can be asked: {facts}.",
-            hint="or check the network" if close else "check the network",
-            suggestions=close,
-        )
+        message = f"{name} is unknown on this machine, and not every hub can be asked: {facts}."
+        hint = "or check the network" if close else "check the network"
+        return cls(message, hint=hint, suggestions=close)
 
 
 class UnusableEnvironment(NetworkError, code="network.environment"):
@@ -244,7 +224,6 @@ class HubTimeout(NetworkError, TimeoutError, code="network.timeout"):
 
     @classmethod
     def for_hub(cls, hub: str, what: str) -> Self:
-        """`what` it failed to do, such as `did not answer within 8 s`."""
         hint = "try again later; here already: oscar-zoo list --installed"
         return cls(f"{hub} {what}.", hint=hint)
 
@@ -254,7 +233,6 @@ class RateLimited(NetworkError, code="network.rate_limited"):
 
     @classmethod
     def for_hub(cls, hub: str, seconds: float | None) -> Self:
-        """`seconds` is what the hub asked to wait, where it said so."""
         wait = "later" if seconds is None else f"in {seconds:.0f} s"
         hint = f"try again {wait}; logged-in users are allowed more"
         return cls(f"{hub} limits the rate of requests.", hint=hint)
@@ -265,7 +243,6 @@ class LoginRequired(AccessError, code="access.login"):
 
     @classmethod
     def for_hub(cls, hub: str, *, sent_token: bool) -> Self:
-        """`sent_token` says whether a token was sent and refused."""
         if sent_token:
             return cls(f"{hub} refused the token.", next_step=Login())
         said = f"{hub} does not exist, or is private."
@@ -285,18 +262,15 @@ class Forbidden(AccessError, code="access.forbidden"):
 
     @classmethod
     def for_hub(cls, hub: str, what: str = "this") -> Self:
-        """`what` is `reading` or `writing`."""
         hint = "check the token's rights: oscar-zoo doctor"
         return cls(f"{hub} does not allow {what} with this account.", hint=hint)
 
 
 class StaleRevision(ConflictError, code="conflict.stale"):
-    """A hub moved on between reading and writing.
-
-    `placed` says that the version of the change was written, and its root files were not.
-    """
+    """A hub moved on between reading and writing."""
 
     placed = False
+    """Whether the version of the change was written, and its root files were not."""
 
     @classmethod
     def for_hub(cls, hub: str, *, placed: bool = False) -> Self:
@@ -342,7 +316,6 @@ class DigestMismatchError(IntegrityError, code="integrity.digest"):
 
     @classmethod
     def for_content(cls, what: str, *, want: str, got: str | None, hint: str | None = None) -> Self:
-        """`got` is `None` when the content is missing."""
         seen = "is missing" if got is None else f"has sha256 {got}"
         hint = hint or "fetch it again; do not use this copy"
         error = cls(f"{what} {seen}, expected {want}.", hint=hint)
@@ -398,11 +371,9 @@ class FrozenIndex(IntegrityError, code="integrity.frozen"):
 
     @classmethod
     def for_hub(cls, hub: str, expired: str) -> Self:
-        return cls(
-            f"the index of {hub} was valid until {expired}: its owner did not renew it, or an old"
-            " state is served.",
-            hint="ask its owner; to use it all the same: --allow-downgrade",
-        )
+        why = "its owner did not renew it, or an old state is served"
+        hint = "ask its owner; to use it all the same: --allow-downgrade"
+        return cls(f"the index of {hub} was valid until {expired}: {why}.", hint=hint)
 
 
 class RollbackError(IntegrityError, code="integrity.rollback"):
@@ -434,7 +405,6 @@ class NotEnoughMemory(OscarZooError, MemoryError, code="memory"):
 
     @classmethod
     def for_model(cls, model: str, need: int, device: str, free: int, *, hint: str) -> Self:
-        """`need` and `free` are bytes on `device`."""
         needs, has = _gigabytes(need), _gigabytes(free)
         return cls(f"{model} needs about {needs} GB on {device}, {has} GB are free.", hint=hint)
 
@@ -449,7 +419,6 @@ class ComputeFailed(OscarZooError, code="compute"):
 
     @classmethod
     def incomplete(cls, what: str) -> Self:
-        """The capture did not see everything it must see; `what` names the first thing missing."""
         hint = "nothing was written; report the model"
         return cls(f"the capture is incomplete: {what}.", hint=hint)
 
@@ -466,7 +435,6 @@ class MissingDependency(OscarZooError, code="missing_dependency"):
 
     @classmethod
     def for_extra(cls, library: str, extra: str) -> Self:
-        """`extra` of this package brings `library`."""
         return cls(f"this needs {library}, which is not installed.", next_step=Install(extra))
 
 
@@ -493,25 +461,16 @@ class StorageError(OscarZooError, OSError, code="storage"):
         return cls(f"{what}: {error.strerror or error}.", hint=hint)
 
 
-_RIGHTS = "check who owns it and its permissions"
+_PATH = ("EISDIR", "ENOTDIR", "EEXIST", "ENOENT", "ELOOP", "ENAMETOOLONG")
+_DISK = ("EIO", "ESTALE", "ETIMEDOUT")
 _DISK_HINTS: Mapping[int, str] = {
     errno.ENOSPC: "free some space, then run the same command again",
     errno.EDQUOT: "your disk quota is used up; free some space, then run the same command again",
-    errno.EIO: "the disk, or what it is on, has an error; see the log of the system (dmesg)",
-    errno.EMFILE: "too many files are open in this process; raise the limit: ulimit -n 4096",
-    errno.ENFILE: "too many files are open on this machine; end other programs",
-    errno.ENOMEM: "the memory of this machine is used up; end other programs",
-    errno.ESTALE: "the network file system lost it; run the same command again",
-    errno.ETIMEDOUT: "the network file system does not answer; run the same command again",
     errno.EROFS: "the file system is read-only; choose another folder",
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EISDIR: "check the path: it is a folder",
-    errno.ENOTDIR: "check the path: a part of it is a file",
-    errno.EEXIST: "check the path: a part of it is a file or a broken link",
-    errno.ENOENT: "check the path: a part of it is missing, or a broken link",
-    errno.ELOOP: "check the path: a part of it is a link to itself",
-    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EMFILE: "too many files are open in this process; raise the limit: ulimit -n 4096",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check who owns it and its permissions"),
+    **{getattr(errno, name): "check the path, and each of its parts" for name in _PATH},
+    **{getattr(errno, name): "the disk does not work; see the system's log" for name in _DISK},
 }
 
 
@@ -536,7 +495,6 @@ class FlagRefused(ServerFailed, UsageError, code="usage.engine_flag"):
 
     @classmethod
     def for_flags(cls, why: str, log: object | None = None) -> Self:
-        """`why` is what the parser of SGLang said, one line without a full stop."""
         where = "" if log is None else f"; log: {log}"
         hint = f"its flags: python -P -m sglang.launch_server --help{where}"
         return cls(f"SGLang does not take the flags behind --: {why}.", hint=hint)

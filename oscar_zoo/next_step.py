@@ -1,115 +1,87 @@
-"""What a user can do about an error, as data. `str` of a step is an instruction by itself."""
+"""What a user can do about an error, as data. A step is an instruction by itself."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from shlex import quote
-from typing import ClassVar, Self
+from typing import Self
+
+COMMANDS = ("oscar-zoo ", "pip ", "chmod ", "make ")
+"""Beginnings of advice that is a command to copy, and gets no capital letter."""
 
 
-class NextStep:
-    """One thing to do."""
+class NextStep(str):
+    """One thing to do; `joint` comes before it where it follows other advice."""
 
-    joint: ClassVar[str] = ""
-    """What comes before the instruction where it follows other advice."""
-
-    @property
-    def otherwise(self) -> str:
-        """The same instruction, as it follows other advice."""
-        return f"{self.joint}{self}"
+    joint = ""
 
 
-@dataclass(frozen=True)
 class Pull(NextStep):
     """Fetch the artifact `name`."""
 
-    name: str
-
     joint = "to "
 
-    def __str__(self) -> str:
-        return f"fetch it: oscar-zoo pull {self.name}"
+    def __new__(cls, name: str) -> Self:
+        return super().__new__(cls, f"fetch it: oscar-zoo pull {name}")
 
 
-@dataclass(frozen=True)
 class Compute(NextStep):
     """Compute an artifact for the model `name` with the command line `command`."""
 
-    name: str
-    command: str
-
     joint = "to "
 
-    def __str__(self) -> str:
-        return f"compute one: {self.command}"
+    def __new__(cls, name: str, command: str) -> Self:
+        return super().__new__(cls, f"compute one: {command}")
 
 
-@dataclass(frozen=True)
 class ListNames(NextStep):
     """See what there is, on the usual hubs or on `hub`."""
 
-    hub: str | None = None
-
-    def __str__(self) -> str:
-        if self.hub is None:
-            return "see what there is: oscar-zoo list"
-        return f"see what is there: oscar-zoo list --hub {quote(self.hub)}"
+    def __new__(cls, hub: str | None = None) -> Self:
+        if hub is None:
+            return super().__new__(cls, "see what there is: oscar-zoo list")
+        return super().__new__(cls, f"see what is there: oscar-zoo list --hub {quote(hub)}")
 
 
-@dataclass(frozen=True)
-class AddOption(NextStep):
-    """Add an option to the command.
+class OptionStep(NextStep):
+    """Change an option of the command that failed, or of another one."""
 
-    Attributes:
-        option: with its dashes.
-        value: what to give it, if it takes a value.
-        command: the command that has the option, where that is not the one that failed.
-    """
+    def of(self, command: str) -> Self:
+        """The same, where `command` has the option."""
+        return str.__new__(type(self), f"{self} (an option of {command})")
 
-    option: str
-    value: str | None = None
-    command: str | None = None
+
+class AddOption(OptionStep):
+    """Add `option`, with its dashes, and the value that it takes, if any."""
 
     joint = "or "
 
-    def __str__(self) -> str:
-        option = self.option if self.value is None else f"{self.option} {self.value}"
-        return f"add {option}" + (f" (an option of {self.command})" if self.command else "")
+    def __new__(cls, option: str, value: str | None = None) -> Self:
+        words = option if value is None else f"{option} {value}"
+        return super().__new__(cls, f"add {words}")
 
 
-@dataclass(frozen=True)
-class DropOption(NextStep):
-    """Run the command without `option`; `command` as for `AddOption`."""
+class DropOption(OptionStep):
+    """Run the command without `option`."""
 
-    option: str
-    command: str | None = None
-
-    def __str__(self) -> str:
-        of = f" (an option of {self.command})" if self.command else ""
-        return f"run it without {self.option}{of}"
+    def __new__(cls, option: str) -> Self:
+        return super().__new__(cls, f"run it without {option}")
 
 
-@dataclass(frozen=True)
 class Install(NextStep):
     """Install this package with its optional dependencies `extra`, from where it came."""
 
-    extra: str
-
-    def __str__(self) -> str:
-        return f"pip install {_origin(self.extra)}"
+    def __new__(cls, extra: str) -> Self:
+        return super().__new__(cls, f"pip install {_origin(extra)}")
 
 
-@dataclass(frozen=True)
 class Login(NextStep):
-    """Log in to a hub; `hub` is the argument of `oscar-zoo login`."""
-
-    hub: str = "hf"
+    """Log in to a hub."""
 
     joint = "if it is private, "
 
-    def __str__(self) -> str:
-        return "log in: oscar-zoo login" + ("" if self.hub == "hf" else f" {self.hub}")
+    def __new__(cls) -> Self:
+        return super().__new__(cls, "log in: oscar-zoo login")
 
 
 class SuggestedPath(str):
@@ -123,10 +95,6 @@ class SuggestedPath(str):
         return suggestion
 
 
-COMMANDS = ("oscar-zoo ", "pip ", "chmod ", "make ")
-"""Beginnings of advice that is a command to copy, and gets no capital letter."""
-
-
 def capitalized(text: str) -> str:
     """`text` with a capital letter, unless it begins with a command to copy."""
     return text if text.startswith(COMMANDS) else text[:1].upper() + text[1:]
@@ -134,20 +102,16 @@ def capitalized(text: str) -> str:
 
 def rendered(suggestions: tuple[str, ...], advice: str | None, step: NextStep | None) -> str | None:
     """The hint of an error: names that may have been meant, advice in words, and the next step."""
-    parts = [advice] if advice else []
-    if step is not None:
-        parts.append(step.otherwise if advice or suggestions else str(step))
-    text = "; ".join(parts)
+    joint = step.joint if step is not None and (advice or suggestions) else ""
+    text = "; ".join(filter(None, (advice, step and joint + step)))
     if not suggestions:
         return text or None
-    question = f"did you mean {' or '.join(map(_said, suggestions))}?"
+    names = (
+        f"the {name.kind} {quote(name)}" if isinstance(name, SuggestedPath) else name
+        for name in suggestions
+    )
+    question = f"did you mean {' or '.join(names)}?"
     return f"{question} {capitalized(text)}" if text else question
-
-
-def _said(suggestion: str) -> str:
-    if isinstance(suggestion, SuggestedPath):
-        return f"the {suggestion.kind} {quote(suggestion)}"
-    return suggestion
 
 
 def _origin(extra: str) -> str:

@@ -16,15 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Note:
-    """A remark that changes nothing about the result.
-
-    Attributes:
-        code: stable name of the kind of remark, such as `pull.yanked`.
-        text: the remark as one plain sentence.
-        facts: the values that the sentence mentions, for programs.
-        kind: `step` says what the use case does now; it is shown without the word "note". A
-            `warning` is shown with its own word.
-    """
+    """A remark that changes nothing about the result. `code` is its stable name, `facts` are the
+    values that the sentence mentions, and a `step` says what the use case does now."""
 
     code: str
     text: str
@@ -36,10 +29,7 @@ class Observer(Protocol):
     """Takes the news of one use case; any method may be called from several threads."""
 
     def begin(self, phases: Sequence[Phase], *, timed: bool) -> None:
-        """Say which phases will come; `timed` says that their seconds are an estimate.
-
-        Without phases, the work that was shown has ended.
-        """
+        """Say which phases will come, none at the end; `timed`: their seconds are an estimate."""
 
     def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
         """Say how far the work called `label` is; a `total` of 0 says only that it has begun."""
@@ -54,17 +44,13 @@ class Observer(Protocol):
 class Silent:
     """An observer that ignores all news and answers every question with no."""
 
-    def begin(self, phases: Sequence[Phase], *, timed: bool) -> None:
-        """See `Observer`."""
+    def begin(self, phases: Sequence[Phase], *, timed: bool) -> None: ...
 
-    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
-        """See `Observer`."""
+    def advance(self, label: str, done: int, total: int, unit: str = "") -> None: ...
 
-    def note(self, note: Note) -> None:
-        """See `Observer`."""
+    def note(self, note: Note) -> None: ...
 
     def confirm(self, question: Note) -> bool:
-        """See `Observer`."""
         return False
 
 

@@ -22,20 +22,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Opt:
-    """What a field says beside its type and its default.
-
-    Attributes:
-        help: of `--help`, of the Python call and of the documentation.
-        metavar: how its value is called.
-        flag: the option, where it is not the field's name; `a/b` are its two sides.
-        complete: function of `cli.completing` that offers values.
-        read: `module:function` from the text of a command line to the value.
-        least: the smallest number that it may be.
-        most: the largest.
-        shown: whether `--help` names the default.
-        variable: of the environment, for where the option is not given.
-        kind: class of `cli` that makes the option, as `module:class`.
-    """
+    """What a field says beside its type and its default: how its value is called, the `flag` where
+    it is not the field's name (`a/b` are its two sides), the function of `cli.completing` that
+    offers values, the `module:function` that reads the text of a command line, the bounds of a
+    number, whether `--help` names the default, the variable of the environment, and the
+    `module:class` of `cli` that makes the option."""
 
     help: str
     metavar: str | None = None
@@ -65,13 +56,12 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
         return self.default is MISSING
 
 
 def parameters_of(kind: type) -> Iterator[Parameter]:
-    """The fields of a verb's parameters: those of the verb itself, then those of each group it
-    inherits. A field without an `Opt` is for callers from Python."""
+    """The fields of a verb's parameters, then those of each group it inherits. A field without an
+    `Opt` is for callers from Python."""
     hints = get_type_hints(kind, include_extras=True)
     own = {field.name: field for field in fields(kind)}
     order = [name for owner in kind.__mro__ for name in inspect.get_annotations(owner)]

@@ -24,10 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests/support"))
 from cli_child import Cli
 from tiny_artifacts import payload
 
+from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.registry.fetch import fetch_files
 from oscar_zoo.registry.hubs.address import open_hub
-from oscar_zoo.registry.resolve import resolve
+from oscar_zoo.registry.view import HubView, find
 
 LAYERS, DIM = 76, 256
 NAME = "Big-Model/seq512_prompt2_group128"
@@ -91,7 +92,7 @@ def report(url: str, files: dict[str, bytes], folder: Path, rounds: int) -> None
         "OSCAR_ZOO_STATE": str(folder / "own"),
     }
     os.environ["OSCAR_ZOO_CACHE"] = str(folder / "own-cache")
-    resolved = resolve("Big-Model", open_hub("hf:org/zoo"))
+    resolved = find(Reference("Big-Model"), HubView.open(open_hub("hf:org/zoo")))
     names = [f"{NAME}/{name}" for name in files]
     times: dict[str, list[float]] = {}
     for number in range(rounds):

@@ -40,7 +40,7 @@ from oscar_zoo.engines.sglang.launch.server_log import PHASES
 from oscar_zoo.engines.sglang.launch.starting import BACKENDS, NO_PLUGIN
 from oscar_zoo.engines.sglang.sizing import device_flags, device_switches
 from oscar_zoo.evaluate.bench import sides
-from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.config_file import geometry_of_folder
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 PROGRAM = (sys.executable, "-c", "from oscar_zoo.cli.main import main; main()")

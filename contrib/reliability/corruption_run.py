@@ -26,7 +26,8 @@ from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files  # noqa: E4
 from oscar_zoo import paths  # noqa: E402
 from oscar_zoo.artifact.files import sha256_hex  # noqa: E402
 from oscar_zoo.errors import IntegrityError, NetworkError, OscarZooError  # noqa: E402
-from oscar_zoo.registry.hubs.address import NetworkSettings, open_hub  # noqa: E402
+from oscar_zoo.registry.hubs.address import open_hub  # noqa: E402
+from oscar_zoo.registry.hubs.base import Limits  # noqa: E402
 from oscar_zoo.registry.store import Store  # noqa: E402
 
 ONE, OTHER = "tiny-qwen3-hard/seq512_prompt2_group64", "tiny-qwen3/seq512_prompt2_group64"
@@ -37,11 +38,19 @@ Damage = tuple[str, dict[str, Any]]
 def damages(chance: random.Random, size: int, name: str) -> dict[str, Damage]:
     """Every kind of damage to the file `name` of `size` bytes, as faults of the loopback hub."""
     other = f"{ONE}/{V_NAME if name == K_NAME else K_NAME}"
-    block = {"at": chance.randrange(size // 2, size - 64), "n": chance.randint(16, 64)}
+    at, n = chance.randrange(size // 2, size - 64), chance.randint(16, 64)
+
+    def hole(data: bytes) -> bytes:
+        return data[:at] + bytes(n) + data[at + n :]
+
+    def exchange(data: bytes) -> bytes:
+        return data[at : at + n] + data[n:at] + data[:n] + data[at + n :]
+
+    def repeat(data: bytes) -> bytes:
+        return data[: at + n] + data[at:]
+
     return {
-        "hole": ("hole", block),
-        "exchange": ("exchange", block),
-        "repeat": ("repeat", block),
+        **{each.__name__: ("edit", {"change": each}) for each in (hole, exchange, repeat)},
         "flip": ("flip", {"at": chance.randrange(size)}),
         "swap": ("swap", {"other": other}),
         "cut": ("cut", {"after": chance.randrange(size)}),
@@ -82,7 +91,7 @@ def run(count: int, seed: int, scheme: str) -> dict[str, Any]:
         os.environ |= {"HF_ENDPOINT": server.url, "MODELSCOPE_ENDPOINT": server.url}
         store, hub = (
             Store(),
-            lambda: open_hub(f"{scheme}:org/zoo", network=NetworkSettings(tries=1)),
+            lambda: open_hub(f"{scheme}:org/zoo", network=Limits(tries=1)),
         )
         pull("tiny-qwen3", hub(), store)
         before = store_state(store.root)

@@ -115,7 +115,7 @@ FRESH = ("pull", NAME, "--hub", HUB, "--no-lock", "--output", "./other", "--quie
 HUB_VERIFIES = ("verify", "./hub")
 INSTALLED = (("cache", "list", "--json"), ("cache", "verify", "--json"))
 OFFERED = (("list", "--hub", HUB, "--json"), ("verify", "./hub", "--json"))
-TORCH = ("torch", "transformers.models.qwen3.modeling_qwen3", "oscar_zoo.app.compute")
+TORCH = ("torch", "transformers.models.qwen3.modeling_qwen3", "oscar_zoo.compute.compute")
 FIT = ("--method", "oscar", "--calib-tokens", "300", "--seq-len", "100", "--device", "cpu")
 
 SCENARIOS = (

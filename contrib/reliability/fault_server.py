@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
-PACKAGES = ("cli.commands", "cli.render", "app", "registry", "site", "artifact")
+PACKAGES = ("cli.commands", "cli.render", "registry", "site", "artifact")
 """Imported whole; none of them imports torch."""
 LATE = ("mmap", "rich._emoji_codes", "rich._spinners", "rich.live", "rich.progress")
 """What commands would import late."""

@@ -1,5 +1,5 @@
 """S16: a server under load, and servers of which a process is killed. Only in the long form; see
-`tests/cli/test_load.py` and `tests/cli/test_serve_ends.py` for short ones."""
+`tests/cli/test_bench.py` and `tests/cli/test_serve.py` for short ones."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ NAME, NEXT = "tiny-qwen3-hard:first", "tiny-qwen3-hard:second"
 KINDS: tuple[Kind, ...] = ("hf", "ms")
 TIMES = 3
 """Schedules of each attack on each hub in the long form."""
-PATIENCE = "[network]\nanswer = 3\nread = 3\nmin_rate = 1000\nrate_window = 2\ntries = 1\n"
+PATIENCE = "[network]\nread = 3\nmin_rate = 1000\ntries = 1\n"
 ENDLESS = 30 << 20
 Tree = Mapping[str, bytes]
 NOT_FOUND, INTEGRITY, NETWORK = 3, 4, 5

@@ -19,7 +19,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.registry.catalog import packaged_digests
+from oscar_zoo.registry.catalog import Catalog
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE.parents[1] / "tests/support/hostile.py"
@@ -68,7 +68,7 @@ def published_files(scale: Scale) -> Found:
         ):
             violations.append(f"{name}: {outcome}")
             continue
-        known = packaged_digests().of(ArtifactId.parse(name))
+        known = Catalog.packaged().seen(ArtifactId.parse(name))
         pinned += known is not None
         if known is not None and known.digest != outcome.digest:
             violations.append(f"{name}: digest {outcome.digest}, pinned {known.digest}")

@@ -170,9 +170,7 @@ def _all(
 
 def _fill(folder: Path) -> None:
     (folder / "home/config").mkdir(parents=True)
-    (folder / "home/config/config.toml").write_text(
-        "[network]\nanswer = 5\nread = 5\npatience = 2\ntries = 2\n"
-    )
+    (folder / "home/config/config.toml").write_text("[network]\nread = 5\ntries = 2\n")
     (folder / "pyproject.toml").touch()
     (folder / "key").write_text(KEY)
     (folder / "key").chmod(0o600)

@@ -152,7 +152,7 @@ EXPERIMENTS = (
         "A server holds under load, and leaves nothing behind when a process of it is killed.",
         load_experiments.held_under_load,
         load_experiments.lacking_sglang,
-        short_form="tests/cli/test_load.py",
+        short_form="tests/cli/test_bench.py",
     ),
     Experiment(
         "S16",

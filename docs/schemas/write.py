@@ -23,8 +23,17 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from oscar_zoo.artifact.manifest import Manifest, Status
 from oscar_zoo.artifact.outcome import VerifyReport
 from oscar_zoo.artifact.specs import Score, ServingRecipe
-from oscar_zoo.compute.outcome import ComputeResult, FitResult, MergeResult
+from oscar_zoo.compute.outcome import ComputeResult, Drawn, FitResult, MergeResult
 from oscar_zoo.compute.report.data import ReportData
+from oscar_zoo.evaluate.bench.load import LoadReport
+from oscar_zoo.evaluate.bench.report import Report
+from oscar_zoo.evaluate.outcome import (
+    AgainstReport,
+    BenchmarkReport,
+    EvalReport,
+    RulerReport,
+    ServerReport,
+)
 from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.mirror import MirrorReport
@@ -32,6 +41,9 @@ from oscar_zoo.registry.publish import PublishReport
 from oscar_zoo.registry.pull import PullReport
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.serving.chat import Answer
+from oscar_zoo.serving.doctor import DoctorReport
+from oscar_zoo.serving.fit_gpu import FitReport
+from oscar_zoo.serving.serve import ReadyServer, ServeCommand
 from oscar_zoo.serving.servers import LogsReport, PsReport, StopReport
 from oscar_zoo.site import cache, scores
 from oscar_zoo.site.build import BuiltSite
@@ -39,7 +51,7 @@ from oscar_zoo.site.card import Card
 from oscar_zoo.site.compare import Comparison
 from oscar_zoo.site.info import Description
 from oscar_zoo.site.listing import Found, Leaderboard, Listing
-from oscar_zoo.site.status import StatusReport
+from oscar_zoo.site.status import AddedScores, StatusReport
 from oscar_zoo.verb import schema_of
 
 HERE = Path(__file__).resolve().parent
@@ -133,6 +145,12 @@ GENERATED: dict[str, tuple[str, type]] = {
     "compute-1": ("A computed artifact", ComputeResult),
     "fit-1": ("A fitted artifact", FitResult),
     "merge-1": ("Merged moments", MergeResult),
+    "plot-1": ("A drawn report", Drawn),
+    "eval-1": ("A measured cache", EvalReport),
+    "eval-against-1": ("Caches side by side", AgainstReport),
+    "eval-benchmark-1": ("Scores of benchmarks", BenchmarkReport),
+    "eval-server-1": ("Measured servers", ServerReport),
+    "ruler-1": ("Facts in long prompts", RulerReport),
     "cache-dir-1": ("The folder of the store", cache.CacheFolder),
     "cache-gc-1": ("Freed space", cache.Freed),
     "cache-list-1": ("Stored artifacts", cache.Stored),
@@ -143,7 +161,7 @@ GENERATED: dict[str, tuple[str, type]] = {
     "info-1": ("A model or artifact", Description),
     "leaderboard-1": ("A leaderboard", Leaderboard),
     "list-1": ("Artifacts", Listing),
-    "scores-added-1": ("Attached scores", scores.AddedScores),
+    "scores-added-1": ("Attached scores", AddedScores),
     "scores-of-1": ("Scores", scores.ScoresReport),
     "search-1": ("Found artifacts", Found),
     "site-1": ("A built page", BuiltSite),
@@ -153,9 +171,15 @@ GENERATED: dict[str, tuple[str, type]] = {
     "publish-1": ("Published versions", PublishReport),
     "pull-1": ("Pulled artifacts", PullReport),
     "verify-1": ("Verified artifacts", VerifyReport),
+    "bench-load-1": ("A server under load", LoadReport),
+    "bench-serve-2": ("Caches compared", Report),
     "chat-1": ("An answer", Answer),
     "logs-1": ("The log of a server", LogsReport),
     "ps-1": ("Servers that run, and servers that ended by themselves", PsReport),
+    "doctor-1": ("What was looked at", DoctorReport),
+    "fit-gpu-1": ("What GPUs hold", FitReport),
+    "serve-1": ("A server that is ready", ReadyServer),
+    "serve-command-1": ("The command of a server", ServeCommand),
     "stop-1": ("A stopped server", StopReport),
 }
 """Outputs whose schema is made of the outcome of their verb: nobody writes them by hand."""

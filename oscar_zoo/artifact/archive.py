@@ -13,7 +13,6 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 
 from oscar_zoo.errors import MalformedFile
@@ -44,19 +43,8 @@ _FLAGS = (0, _UTF8, _STREAMED, _UTF8 | _STREAMED)
 _NAME = re.compile(rb"[\x20-\x7e]{1,512}")
 _DATA_NAME = re.compile(r"data/(0|[1-9][0-9]{0,6})")
 
-
-@dataclass(frozen=True)
-class _Entry:
-    """One row of the central directory, and its name as bytes."""
-
-    name: bytes
-    flags: int
-    crc: int
-    size: int
-    offset: int
-
-    def __str__(self) -> str:
-        return _show(self.name)
+_Entry = tuple[bytes, int, int, int, int]
+"""Name, flags, CRC, size and offset of one row of the central directory."""
 
 
 def read_archive(data: bytes, *, what: str) -> dict[str, memoryview]:
@@ -100,17 +88,18 @@ class _Archive:
         folded: set[bytes] = set()
         position = 0
         for entry in self.directory():
-            if entry.name.lower() in folded:
-                self.bad("duplicate", f": the record {entry} exists twice")
-            folded.add(entry.name.lower())
-            if entry.offset != position:
-                self.bad("gap", f": {entry} starts at byte {entry.offset}, expected {position}")
+            name, flags, crc, size, offset = entry
+            if name.lower() in folded:
+                self.bad("duplicate", f": the record {_show(name)} exists twice")
+            folded.add(name.lower())
+            if offset != position:
+                self.bad("gap", f": {_show(name)} starts at byte {offset}, expected {position}")
             start = self.local_header(entry)
-            records[entry.name] = view[start : start + entry.size]
-            if zlib.crc32(records[entry.name]) != entry.crc:
-                self.bad("crc", f": the record {entry} is damaged (CRC-32 differs)")
-            position = start + entry.size
-            if entry.flags & _STREAMED:
+            records[name] = view[start : start + size]
+            if zlib.crc32(records[name]) != crc:
+                self.bad("crc", f": the record {_show(name)} is damaged (CRC-32 differs)")
+            position = start + size
+            if flags & _STREAMED:
                 position = self.descriptor(entry, position)
         if position != self.end:
             left = f"{self.end - position} bytes before the central directory"
@@ -118,18 +107,14 @@ class _Archive:
         return self.named(records)
 
     def directory(self) -> list[_Entry]:
-        """All directory entries; sets where the directory starts."""
         data, last = self.data, len(self.data) - _END.size
         if not data.startswith(b"PK\3\4"):
             self.bad("prefix", " does not start with an archive record")
         if last < 0 or data[last : last + 4] != b"PK\5\6":
             if 0 <= data.rfind(b"PK\5\6", max(0, last - 65535)) < last:
                 self.bad("suffix", " has bytes after the end of its archive")
-            raise MalformedFile(
-                "file.truncated",
-                f"{self.what} is cut off: no archive end in {len(data)} bytes.",
-                hint="fetch it again",
-            )
+            message = f"{self.what} is cut off: no archive end in {len(data)} bytes."
+            raise MalformedFile("file.truncated", message, hint="fetch it again")
         _, disk, start_disk, here, count, size, offset, comment = _END.unpack_from(data, last)
         if comment:
             self.bad("comment", " has an archive comment")
@@ -151,28 +136,22 @@ class _Archive:
             return last
         record = locator - _END64.size
         wanted = (b"PK\6\6", _END64.size - 12, 0x031E, 45, 0, 0, classic[0], *classic)
-        if (
-            record < 0
-            or _LOCATOR.unpack_from(self.data, locator) != (b"PK\6\7", 0, record, 1)
-            or _END64.unpack_from(self.data, record) != wanted
-        ):
+        located = _LOCATOR.unpack_from(self.data, locator) == (b"PK\6\7", 0, record, 1)
+        if record < 0 or not located or _END64.unpack_from(self.data, record) != wanted:
             self.bad("zip64", ": the zip64 end record does not agree with the classic one")
         return record
 
     def entries(self, position: int, end: int, count: int) -> list[_Entry]:
         data, entries = self.data, list[_Entry]()
         while position < end:
-            if (
-                position + _ENTRY.size > end
-                or data[position : position + 4] != b"PK\1\2"
-                or len(entries) == count
-            ):
+            cut = position + _ENTRY.size > end or data[position : position + 4] != b"PK\1\2"
+            if cut or len(entries) == count:
                 self.bad("directory", f": the central directory is broken at byte {position}")
             fields = _ENTRY.unpack_from(data, position)
             name_size, offset = fields[10], fields[16]
             name = data[position + _ENTRY.size : position + _ENTRY.size + name_size]
             self.check_entry(fields, name)
-            entries.append(_Entry(name, fields[3], fields[7], fields[8], offset))
+            entries.append((name, fields[3], fields[7], fields[8], offset))
             position += _ENTRY.size + name_size
         if position != end or len(entries) != count:
             found = f"lists {len(entries)} records and promises {count}"
@@ -200,42 +179,39 @@ class _Archive:
             self.bad("field", f": {shown} has {what}")
 
     def local_header(self, entry: _Entry) -> int:
-        """Check one local header against its directory entry; offset of the first byte of data."""
-        head = entry.offset
+        """Check one local header against its entry; offset of the first byte of data."""
+        name, flags, crc, size, head = entry
         if head + _LOCAL.size > self.end:
-            self.bad("header", f": {entry} has no local header")
+            self.bad("header", f": {_show(name)} has no local header")
         magic, *fields, name_size, extra_size = _LOCAL.unpack_from(self.data, head)
-        sizes = [0, 0, 0] if entry.flags & _STREAMED else [entry.crc, entry.size, entry.size]
+        sizes = [0, 0, 0] if flags & _STREAMED else [crc, size, size]
         start: int = head + _LOCAL.size + name_size
-        if (
-            magic != b"PK\3\4"
-            or fields != [0, entry.flags, 0, 0, 0, *sizes]
-            or self.data[start - name_size : start] != entry.name
-        ):
+        same = (
+            fields == [0, flags, 0, 0, 0, *sizes] and self.data[start - name_size : start] == name
+        )
+        if magic != b"PK\3\4" or not same:
             other = "does not agree with the central directory"
-            self.bad("header", f": the local header of {entry} {other}")
-        if start + extra_size + entry.size > self.end:
-            self.bad("size", f": {entry} is larger than the file")
+            self.bad("header", f": the local header of {_show(name)} {other}")
+        if start + extra_size + size > self.end:
+            self.bad("size", f": {_show(name)} is larger than the file")
         extra = self.data[start : start + extra_size]
         pad = extra_size - 4
-        if extra and (
-            not 0 <= pad < 2 * ALIGNMENT or extra != b"FB" + struct.pack("<H", pad) + b"Z" * pad
-        ):
-            self.bad("padding", f": {entry} has an extra field that is no alignment padding")
+        fitting = 0 <= pad < 2 * ALIGNMENT and extra == b"FB" + struct.pack("<H", pad) + b"Z" * pad
+        if extra and not fitting:
+            self.bad("padding", f": {_show(name)} has an extra field that is no alignment padding")
         return start + int(extra_size)
 
     def descriptor(self, entry: _Entry, position: int) -> int:
-        """Check the data descriptor at `position`; offset of the first byte after it."""
+        name, _, crc, size, _ = entry
         after = position + _DESCRIPTOR.size
-        wanted = (b"PK\7\x08", entry.crc, entry.size, entry.size)
+        wanted = (b"PK\7\x08", crc, size, size)
         if after > self.end or _DESCRIPTOR.unpack_from(self.data, position) != wanted:
             other = "does not agree with the directory"
-            self.bad("descriptor", f": the data descriptor of {entry} {other}")
+            self.bad("descriptor", f": the data descriptor of {_show(name)} {other}")
         return after
 
     def named(self, records: Mapping[bytes, memoryview]) -> dict[str, memoryview]:
-        """Drop the one root folder from the names. Every name is checked against the allow-list,
-        and every marker against its content."""
+        """Drop the one root folder from the names, which must be in the allow-list."""
         result: dict[str, memoryview] = {}
         root = next(iter(records)).split(b"/", 1)[0]
         if root in (b"", b".", b"..") or b"\\" in root:

@@ -12,10 +12,10 @@ from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from shlex import quote
+from typing import Any
 
 from oscar_zoo.artifact import signature_file, strict_json
-from oscar_zoo.artifact.checks import Problem
-from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, MAX_PAYLOAD_BYTES, FileDigest, read_file
+from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
     SIGNATURE_NAME,
@@ -25,10 +25,9 @@ from oscar_zoo.artifact.manifest import (
     is_payload,
 )
 from oscar_zoo.artifact.names import CACHED, is_path, path_text
-from oscar_zoo.artifact.outcome import Outcome, Unreadable, Unsupported
+from oscar_zoo.artifact.outcome import Outcome, Rejected, Unreadable, Unsupported
 from oscar_zoo.artifact.pairing import role_of_name
-from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.artifact.verify import rejected, verify_files
+from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import (
     AmbiguousName,
     ArtifactNotFound,
@@ -42,45 +41,26 @@ _SHOWN = 8
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
-def verify_path(
-    path: Path,
-    *,
-    expected_digest: str | None = None,
-    expected: Sequence[FileDigest] | None = None,
-    geometry: Geometry | None = None,
-    strict: bool = False,
-    max_bytes: int = MAX_PAYLOAD_BYTES,
-) -> Outcome:
-    """Verify one rotation file, or an artifact folder that holds one K/V pair, with a manifest or
-    without. `expected_digest` is that of the artifact, or sha256 of the one file; `sha256:` may be
-    left out."""
-    files = read_path(path, max_bytes)
-    if not isinstance(files, dict):
-        return files
-    return verify_files(
-        files,
-        expected=expected,
-        expected_digest=expected_digest,
-        geometry=geometry,
-        what=str(path),
-        strict=strict,
-    )
+def verify_path(path: Path, **given: Any) -> Outcome:
+    """Verify one rotation file, or a folder with one K/V pair; `given` as of `verify_files`."""
+    files = read_path(path)
+    return verify_files(files, what=str(path), **given) if isinstance(files, dict) else files
 
 
-def read_path(path: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
-    """One rotation file, or what `read_folder` reads of a folder; what cannot be read is an
+def read_path(path: Path) -> dict[str, bytes] | Outcome:
+    """What `read_folder` reads of a folder, or one rotation file; what cannot be read is an
     outcome."""
     try:
         if path.is_dir():
-            return read_folder(path, max_bytes)
-        return {path.name: read_file(path, max_bytes=max_bytes)}
+            return read_folder(path)
+        return {path.name: read_file(path, max_bytes=MAX_PAYLOAD_BYTES)}
     except (MalformedFile, StorageError) as error:
         return Unreadable(error.message, str(path), hint=error.hint)
     except OSError as error:
         return Unreadable(f"cannot read {path}: {error.strerror}", str(path))
 
 
-def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
+def read_folder(folder: Path) -> dict[str, bytes] | Outcome:
     """The manifest and the files it lists, or without one a pair and its statistics; never a link.
     Names are judged before anything is read, so a folder of many files costs no memory."""
     if folder.is_symlink():
@@ -97,14 +77,11 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
         names |= {entry.path for entry in manifest.files} if manifest else set()
     left = MAX_ARTIFACT_BYTES
     for name in sorted(names):
-        parents = [
-            folder.joinpath(*PurePosixPath(name).parts[:depth])
-            for depth in range(1, name.count("/") + 1)
-        ]
-        if any(parent.is_symlink() for parent in parents):
+        inside = [*PurePosixPath(name).parents][:-1]
+        if any((folder / parent).is_symlink() for parent in inside):
             raise MalformedFile("file.kind", f"{name} lies behind a symbolic link.")
         try:
-            files[name] = read_file(folder / name, max_bytes=min(max_bytes, left))
+            files[name] = read_file(folder / name, max_bytes=min(MAX_PAYLOAD_BYTES, left))
         except PathNotFound:
             continue  # listed and absent: stage `bytes` says so
         left -= len(files[name])
@@ -112,7 +89,6 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
 
 
 def read_signature(folder: Path) -> bytes | None:
-    """The signature file in `folder`, or `None` where there is none."""
     try:
         return read_file(folder / SIGNATURE_NAME, max_bytes=signature_file.MAX_BYTES)
     except PathNotFound:
@@ -143,12 +119,10 @@ def refuse_links(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and (path.name == FILE_NAME or is_payload(path.name)):
             text = path_text(folder)
-            raise MalformedFile(
-                "file.kind",
-                f"{path_text(path)} is a symbolic link, which is not followed.",
-                hint="copy the folder with what its links lead to:"
-                f" cp -rL {quote(text)} {quote(f'{text}-copy')}",
-            )
+            message = f"{path_text(path)} is a symbolic link, which is not followed."
+            copy = f"cp -rL {quote(text)} {quote(f'{text}-copy')}"
+            hint = f"copy the folder with what its links lead to: {copy}"
+            raise MalformedFile("file.kind", message, hint=hint)
 
 
 def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
@@ -162,16 +136,12 @@ def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
             "mla_latent", "one file per layer: rotations of MLA latents cannot be served"
         )
     if len(names) < 2:
-        message = (
-            "an artifact is a K file and a V file; here is only"
-            f" {', '.join(names) or 'no rotation file'}"
-        )
-        problem = Problem(
-            "incomplete_pair", message, path=min(payload) if len(payload) == 1 else None
-        )
-        return rejected("schema", problem, ())
+        seen = ", ".join(names) or "no rotation file"
+        message = f"an artifact is a K file and a V file; here is only {seen}"
+        path = min(payload) if len(payload) == 1 else None
+        return Rejected("schema", "incomplete_pair", message, path)
     message = f"several pairs in one folder, name one file: {', '.join(names)}"
-    return rejected("schema", Problem("ambiguous_pair", message), ())
+    return Rejected("schema", "ambiguous_pair", message)
 
 
 def find_artifacts(path: Path) -> list[Path]:
@@ -187,10 +157,8 @@ def find_artifacts(path: Path) -> list[Path]:
         except FileNotFoundError:
             continue  # it went away after its parent was listed
         except OSError as error:
-            raise StorageError(
-                f"cannot read {folder}: {error.strerror}.",
-                hint="check its permissions, or name a folder below it",
-            ) from None
+            hint = "check its permissions, or name a folder below it"
+            raise StorageError(f"cannot read {folder}: {error.strerror}.", hint=hint) from None
         if _holds_artifact(folder, entries):
             found.append(folder)
         todo += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
@@ -198,28 +166,23 @@ def find_artifacts(path: Path) -> list[Path]:
 
 
 def is_artifact(folder: Path) -> bool:
-    """Whether `folder` itself, not one below it, is among those of `find_artifacts`."""
     with suppress(OSError):  # what cannot be listed holds nothing that anybody could read
         return _holds_artifact(folder, [path for path in folder.iterdir() if not path.is_symlink()])
     return False
 
 
 def artifact_of_model(tree: Path, model: str) -> Path:
-    """The folder of the one artifact at or below `tree` for `model`: `NAME`, `ORG/NAME`, or the
-    path of a model's folder."""
+    """The folder of the one artifact at or below `tree` for `model`: a name or a model's folder."""
     if not tree.is_dir():
         raise PathNotFound.for_path(path_text(tree), "folder of rotations")
     found = find_artifacts(tree)
     if not found:
-        raise PathNotFound(
-            f"no rotation files in {path_text(tree)}.",
-            hint="its layout is <Model>/<tag>/k_rotation.pt",
-        )
+        message = f"no rotation files in {path_text(tree)}."
+        raise PathNotFound(message, hint="its layout is <Model>/<tag>/k_rotation.pt")
     return choose_artifact(tree, found, model)
 
 
 def choose_artifact(tree: Path, found: Sequence[Path], model: str) -> Path:
-    """The one of the folders `found` in `tree` that is for `model`; as `artifact_of_model`."""
     if tree in found:
         return tree
     model_id = hub_id(model)
@@ -241,8 +204,8 @@ def choose_artifact(tree: Path, found: Sequence[Path], model: str) -> Path:
 
 
 def hub_id(model: str) -> str:
-    """The name of a model in lower case, `org/name` or `name`; a folder is called by its name, and
-    a cached model by its id."""
+    """The name of a model in lower case; a folder is called by its name, a cached model by its
+    id."""
     path = Path(model).expanduser()
     if not path.is_dir() and not is_path(model):
         return model.casefold()
@@ -268,8 +231,7 @@ def _holds_artifact(folder: Path, entries: Sequence[Path]) -> bool:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether `folder` has the `config.json` of a model, and weights. Links count, because hubs
-    keep models as links."""
+    """Whether `folder` has a model. Links count, because hubs keep models as links."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -282,7 +244,6 @@ def _is_model(folder: Path) -> bool:
 
 
 def _names(folder: Path) -> set[str]:
-    """The model's name in the manifest of `folder`, in lower case."""
     folder = folder.resolve()
     names = {folder.name, folder.parent.name}
     with suppress(OscarZooError):  # no manifest, or a broken one: the folders' names remain

@@ -1,10 +1,10 @@
 """Checks of one rotation file that need only its numbers.
 
-They ask whether it is finite, invertible, ordered, and no placeholder. Every check returns a
-`CheckFinding`, which people read, or a `Problem`, the reason why the file must not be used. Limits
-are measured: a float64 fit stored as float32 stays below 6e-8, a float32 fit below 1.1e-6, and a
-matrix that went through bf16 is at 1e-3. Layers are checked on all cores, with one thread of BLAS
-for each: those of OpenBLAS wait for each other by spinning, which costs more than the products.
+They ask whether it is finite, invertible, ordered, and no placeholder. A check returns a `Finding`,
+which people read, or raises the `Refused` of why the file must not be used. Limits are measured: a
+float64 fit stored as float32 stays below 6e-8, a float32 fit below 1.1e-6, and a matrix that went
+through bf16 is at 1e-3. Layers are checked on all cores, with one thread of BLAS for each: those of
+OpenBLAS wait for each other by spinning, which costs more than the products.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard
-from oscar_zoo.artifact.outcome import Grade, State
+from oscar_zoo.artifact.outcome import Grade, State, reject
 
 FP64_LIMIT = 2e-7
 FP32_LIMIT = 5e-6
@@ -34,19 +34,15 @@ EIGENVALUE_NOISE = 1e-6
 SAME_MATRIX = 1e-4
 LOCALISATION = {"k": 2.0, "v": 1.15}
 """Least score that real calibrated files show; random matrices reach 1.0."""
-
 LOCALISATION_MIN_DIM = 64
+MAX_WORKERS = 4
+"""Threads that work at once; each holds the intermediate results of one layer."""
 
 _TINY = np.float32(np.finfo(np.float32).tiny)
 _PROBES, _POWER_STEPS = 4, 8
 """Columns and steps of the power iteration of `_spectral_norm`."""
-
 _NO_EIGENVECTORS = ("hadamard", "pbr", "h_pbr")
-"""Objective or composition -> matrices that do not depend on data, so all layers are equal."""
-
-
-MAX_WORKERS = 4
-"""Threads that work at once; each holds the intermediate results of one layer."""
+"""Objectives or compositions whose matrices do not depend on data, so all layers are equal."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -56,39 +52,18 @@ _before = 1
 
 
 @dataclass(frozen=True)
-class CheckFinding:
+class Finding:
     """The result of a check that passed; `warnings` are stable codes."""
 
     detail: str
-    state: State = "ok"
     warnings: tuple[str, ...] = ()
+    checked: bool = True
 
-
-@dataclass(frozen=True)
-class Problem:
-    """Why a check failed; fields as in `outcome.Rejected`."""
-
-    code: str
-    message: str
-    path: str | None = None
-    layer: int | None = None
-    head: int | None = None
-    measured: float | None = None
-    limit: float | None = None
-
-    def at(self, path: str) -> Problem:
-        """This problem, for the file `path`."""
-        return replace(self, path=path)
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """Per head of one layer: errors of the inverse and the unit of rounding; the worst condition,
-    0 for a rotation."""
-
-    errors: NDArray[np.float64]
-    units: NDArray[np.float64]
-    condition: float
+    @property
+    def state(self) -> State:
+        if not self.checked:
+            return "not checked"
+        return "warning" if self.warnings else "ok"
 
 
 def data_free(rotations: RotationSet) -> bool:
@@ -96,7 +71,7 @@ def data_free(rotations: RotationSet) -> bool:
     return (rotations.composition or rotations.objective) in _NO_EIGENVECTORS
 
 
-def numeric(rotations: RotationSet) -> tuple[CheckFinding, Grade] | Problem:
+def numeric(rotations: RotationSet) -> tuple[Finding, Grade]:
     """All values finite, and forward @ partner.T = I in float64, largest absolute deviation.
 
     At most 2e-7 is the precision of a float64 fit, at most 5e-6 that of a float32 fit (a warning),
@@ -104,180 +79,169 @@ def numeric(rotations: RotationSet) -> tuple[CheckFinding, Grade] | Problem:
     what rounding them makes: the first limit is in units of `_rounding_unit`.
     """
     worst = rounding = condition = 0.0
-    for layer, found in over_cores(_measured, _distinct(rotations)):
-        if found is None:
-            return Problem(
-                "not_finite",
-                f"layer {layer.layer_id} has NaN or infinite values",
+    for layer, errors, *of_layer in over_cores(_measured, _distinct(rotations)):
+        if errors is None:
+            message = f"layer {layer.layer_id} has NaN or infinite values"
+            reject("not_finite", message, layer=layer.layer_id)
+        largest = float(errors.max())
+        if largest > FP32_LIMIT:
+            word = "is not orthogonal" if rotations.orthogonal else "and its partner are no inverse"
+            reject(
+                "not_orthogonal" if rotations.orthogonal else "not_inverse",
+                f"the matrix of layer {layer.layer_id} {word}: {largest:.1e}, limit {FP32_LIMIT}",
                 layer=layer.layer_id,
+                head=int(errors.argmax()) if errors.ndim else None,
+                measured=largest,
+                limit=FP32_LIMIT,
             )
-        if found.errors.max() > FP32_LIMIT:
-            return _not_inverse(rotations, layer, found.errors)
-        worst = max(worst, float(found.errors.max()))
-        rounding = max(rounding, float((found.errors / found.units).max()))
-        condition = max(condition, found.condition)
+        worst = max(worst, largest)
+        rounding, condition = max(rounding, of_layer[0]), max(condition, of_layer[1])
     formula = "R R^T" if rotations.orthogonal else "R Q^T"
-    detail = f"max |{formula} - I| = {worst:.1e}" + (
-        f", condition {condition:.0f}" if condition else ""
-    )
-    warnings = (("numeric.fp32_grade",) if rounding > FP64_LIMIT else ()) + (
-        ("numeric.condition",) if condition > CONDITION_LIMIT else ()
-    )
+    detail = f"max |{formula} - I| = {worst:.1e}"
+    detail += f", condition {condition:.0f}" if condition else ""
     grade: Grade = "fp32" if rounding > FP64_LIMIT else "fp64"
-    return CheckFinding(detail, "warning" if warnings else "ok", warnings), grade
+    found = {
+        "numeric.fp32_grade": grade == "fp32",
+        "numeric.condition": condition > CONDITION_LIMIT,
+    }
+    return Finding(detail, tuple(code for code, holds in found.items() if holds)), grade
 
 
-def _measured(layer: LayerTransform) -> tuple[LayerTransform, _Measured | None]:
-    """The numbers of one layer; `None` where a value is not finite."""
+def _measured(
+    layer: LayerTransform,
+) -> tuple[LayerTransform, NDArray[np.float64] | None, float, float]:
+    """Per head, max |forward @ partner.T - I| in float64, or `None` where a value is not finite;
+    the worst of them in units of rounding; and the worst condition, 0 for a rotation."""
     if not all(np.isfinite(array).all() for array in _arrays(layer)):
-        return layer, None
-    condition = 0.0
-    errors = _inverse_error(layer)
-    if layer.partner is not layer.forward and errors.max() <= FP32_LIMIT:
-        norms = _spectral_norm(layer.forward) * _spectral_norm(layer.partner)
-        condition = float(norms.max())
-    return layer, _Measured(errors, _rounding_unit(layer), condition)
+        return layer, None, 0.0, 0.0
+    rotation = layer.partner is layer.forward
+    forward = layer.forward.astype(np.float64)
+    partner = forward if rotation else layer.partner.astype(np.float64)
+    product = forward @ np.swapaxes(partner, -2, -1) - np.eye(forward.shape[-1])
+    errors = np.asarray(np.abs(product).max(axis=(-2, -1)))
+    rounding = float((errors / _rounding_unit(layer)).max())
+    if rotation or errors.max() > FP32_LIMIT:
+        return layer, errors, rounding, 0.0
+    norms = _spectral_norm(layer.forward) * _spectral_norm(layer.partner)
+    return layer, errors, rounding, float(norms.max())
 
 
-def eigenvalues(rotations: RotationSet) -> CheckFinding | Problem:
+def _rounding_unit(layer: LayerTransform) -> NDArray[np.float64]:
+    """Per head, the largest 2 sqrt(sum_k r_ik^2 q_jk^2), at least 1: roundings of single terms add
+    up like noise. In this unit honest float32 copies of WUSH pairs are at 5e-8, as rotations are,
+    for any condition measured."""
+    if layer.partner is layer.forward:
+        return np.ones(layer.forward.shape[:-2])
+    squares = np.square(layer.forward) @ np.swapaxes(np.square(layer.partner), -2, -1)
+    return np.asarray(2 * np.sqrt(squares.max(axis=(-2, -1)))).clip(1)
+
+
+def eigenvalues(rotations: RotationSet) -> Finding:
     """Eigenvalues must ascend and end positive, with at most noise below zero. In Hadamard files,
     and only there, they are all 1."""
     if rotations.layers[0].eigenvalues is None:
-        return CheckFinding("no eigenvalues in this file", "warning", ("eigenvalues.missing",))
+        return Finding("no eigenvalues in this file", ("eigenvalues.missing",))
     ones = rotations.objective == "hadamard"
     smallest, ties = np.inf, 0
     for layer in rotations.layers:
         values = np.asarray(layer.eigenvalues, dtype=np.float64)
-        place = f"the eigenvalues of layer {layer.layer_id}"
-        last = values[..., -1]
+        first, last, steps = values[..., 0], values[..., -1], np.diff(values, axis=-1)
+        place, at = f"the eigenvalues of layer {layer.layer_id}", {"layer": layer.layer_id}
         if ones != bool((values == 1).all()):
-            said = (
-                "are not all 1, as in a Hadamard file"
-                if ones
-                else "are all 1, as in a Hadamard file only"
-            )
-            return Problem("eigenvalues.all_ones", f"{place} {said}", layer=layer.layer_id)
-        if (np.diff(values, axis=-1) < 0).any():
-            return Problem("eigenvalues.order", f"{place} are not ascending", layer=layer.layer_id)
-        if not (last > 0).all() or (values[..., 0] < -EIGENVALUE_NOISE * last).any():
-            low = float(values[..., 0].min())
-            return Problem(
-                "eigenvalues.sign", f"{place} are negative", layer=layer.layer_id, measured=low
-            )
-        smallest = min(smallest, float((values[..., 0] / last).min()))
-        ties += int((np.diff(values, axis=-1) == 0).sum())
+            said = f"are{' not' if ones else ''} all 1, as in a Hadamard file only"
+            reject("eigenvalues.all_ones", f"{place} {said}", **at)
+        if (steps < 0).any():
+            reject("eigenvalues.order", f"{place} are not ascending", **at)
+        if not (last > 0).all() or (first < -EIGENVALUE_NOISE * last).any():
+            low = float(first.min())
+            reject("eigenvalues.sign", f"{place} are negative", measured=low, **at)
+        smallest = min(smallest, float((first / last).min()))
+        ties += int((steps == 0).sum())
     if ones:
-        return CheckFinding("all 1, as declared")
+        return Finding("all 1, as declared")
     detail = f"ascending, smallest over largest {smallest:.1e}"
-    return (
-        CheckFinding(f"{detail}, {ties} tied", "warning", ("eigenvalues.tied",))
-        if ties
-        else CheckFinding(detail)
-    )
+    return Finding(f"{detail}, {ties} tied", ("eigenvalues.tied",)) if ties else Finding(detail)
 
 
-def content(rotations: RotationSet) -> CheckFinding | Problem:
+def content(rotations: RotationSet) -> Finding:
     """Matrices must be what the objective says: an identity, a permutation, a plain Hadamard matrix
     or a repeated layer in disguise is refused."""
     declared = rotations.composition or rotations.objective
+    repeats = data_free(rotations)
     seen: dict[bytes, int] = {}
 
-    def looked_at(layer: LayerTransform) -> tuple[LayerTransform, Problem | None, bytes]:
+    def looked_at(layer: LayerTransform) -> tuple[int, tuple[str, str] | None, bytes]:
         digest = sha256(np.ascontiguousarray(layer.forward).data).digest()
-        return layer, _placeholder(layer, declared), digest
+        return layer.layer_id, _placeholder(layer, declared), digest
 
-    for layer, problem, digest in over_cores(looked_at, _distinct(rotations)):
-        if problem:
-            return problem
-        twin = seen.setdefault(digest, layer.layer_id)
-        if twin != layer.layer_id and not data_free(rotations):
-            return Problem(
-                "content.equal_layers",
-                f"the matrix of layer {layer.layer_id} repeats that of layer {twin}",
-                layer=layer.layer_id,
-            )
+    for number, found, digest in over_cores(looked_at, _distinct(rotations)):
+        if found:
+            reject(found[0], f"the matrix of layer {number} {found[1]}", layer=number)
+        twin = seen.setdefault(digest, number)
+        if twin != number and not repeats:
+            message = f"the matrix of layer {number} repeats that of layer {twin}"
+            reject("content.equal_layers", message, layer=number)
     if rotations.objective == "uresidual":
-        return CheckFinding(
-            "a uresidual file: published transposed, see its method",
-            "warning",
-            ("content.uresidual",),
-        )
-    return CheckFinding(
-        "the same matrix in every layer, as declared"
-        if data_free(rotations)
-        else "every layer differs"
-    )
+        detail = "a uresidual file: published transposed, see its method"
+        return Finding(detail, ("content.uresidual",))
+    same = "the same matrix in every layer, as declared"
+    return Finding(same if repeats else "every layer differs")
 
 
-def _placeholder(layer: LayerTransform, declared: str) -> Problem | None:
-    """Where a matrix of the layer is an identity, a permutation or a Hadamard matrix, undeclared.
-    The first row tells almost every matrix apart; the others are compared whole."""
-    d, place = layer.forward.shape[-1], f"the matrix of layer {layer.layer_id}"
-    h = hadamard(d)
+def _placeholder(layer: LayerTransform, declared: str) -> tuple[str, str] | None:
+    """Code and words where a matrix of the layer is an identity, a permutation or a Hadamard
+    matrix, undeclared. The first row tells almost every matrix apart; the others are compared
+    whole."""
+    d = layer.forward.shape[-1]
     matrices = layer.forward.reshape(-1, d, d)
-    if len(_near(matrices, np.eye(d))):
-        return Problem("content.identity", f"{place} is the identity", layer=layer.layer_id)
+    if _count_near(matrices, np.eye(d)):
+        return "content.identity", "is the identity"
     units = matrices[np.abs(matrices[:, 0]).max(axis=-1) > 1 - SAME_MATRIX]
     largest, length = np.abs(units).max(axis=-1), np.linalg.norm(units, axis=-1)
     permuting = ((largest > 1 - SAME_MATRIX) & (length < 1 + SAME_MATRIX)).all(axis=-1)
     if declared != "pbr" and permuting.any():
-        return Problem(
-            "content.permutation", f"{place} only permutes channels", layer=layer.layer_id
-        )
-    plain = len(_near(matrices, h))
+        return "content.permutation", "only permutes channels"
+    plain = _count_near(matrices, hadamard(d))
     if declared == "hadamard" and plain < len(matrices):
-        return Problem(
-            "content.not_hadamard", f"{place} is not the Hadamard matrix", layer=layer.layer_id
-        )
+        return "content.not_hadamard", "is not the Hadamard matrix"
     if declared != "hadamard" and plain:
-        return Problem(
-            "content.hadamard", f"{place} is the plain Hadamard matrix", layer=layer.layer_id
-        )
+        return "content.hadamard", "is the plain Hadamard matrix"
     return None
 
 
-def _near(matrices: NDArray[np.float32], known: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Those of `[n, d, d]` that are `known` up to `SAME_MATRIX` in every element."""
+def _count_near(matrices: NDArray[np.float32], known: NDArray[np.float64]) -> int:
+    """How many of `[n, d, d]` are `known` up to `SAME_MATRIX` in every element."""
     alike = matrices[(np.abs(matrices[:, 0] - known[0]) < SAME_MATRIX).all(axis=-1)]
-    found = alike[(np.abs(alike - known) < SAME_MATRIX).all(axis=(-2, -1))]
-    return np.asarray(found, dtype=np.float32)
+    return int((np.abs(alike - known) < SAME_MATRIX).all(axis=(-2, -1)).sum())
 
 
-def localisation_score(rotations: RotationSet) -> float | None:
-    """Mean over layers of s = d/3 * mean over columns of sum(W^4), with W = R H; `None` where it
-    means nothing for this set. Keys score above 2, values above 1.15 in real files; a random
-    rotation scores 1. A hint, never a reason to refuse."""
-    applies = rotations.orthogonal and rotations.composition in ("r_h", "r_h_pbr")
-    if not applies or rotations.head_dim < LOCALISATION_MIN_DIM:
-        return None
+def localisation(sides: dict[str, RotationSet]) -> Finding:
+    """Compare K and V with what real files show; warnings only. The score is the mean over layers
+    of s = d/3 * mean over columns of sum(W^4), with W = R H. Keys score above 2, values above 1.15
+    in real files; a random rotation scores 1."""
+    scores = {role: _score(side) for role, side in sides.items() if _has_score(side)}
+    if not scores:
+        detail = "not checked: only for the rotations of OSCAR, from 64 channels on"
+        return Finding(detail, checked=False)
+    warnings = [f"localisation.{role}" for role, x in scores.items() if x < LOCALISATION[role]]
+    if len(scores) == 2 and scores["k"] <= scores["v"]:
+        warnings.append("localisation.order")
+    detail = ", ".join(f"{role.upper()} {score:.2f}" for role, score in scores.items())
+    return Finding(f"score {detail}; random is 1.0", tuple(warnings))
+
+
+def _has_score(rotations: RotationSet) -> bool:
+    of_oscar = rotations.orthogonal and rotations.composition in ("r_h", "r_h_pbr")
+    return of_oscar and rotations.head_dim >= LOCALISATION_MIN_DIM
+
+
+def _score(rotations: RotationSet) -> float:
     h = hadamard(rotations.head_dim).astype(np.float32)
     # the mean over columns of a sum over d rows, times d/3; x ** 4 would call pow for every element
     fourth = over_cores(
         lambda layer: np.square(np.square(layer.forward @ h)).mean(), rotations.layers
     )
     return float(np.mean(list(fourth))) * rotations.head_dim**2 / 3
-
-
-def localisation(sides: dict[str, RotationSet]) -> CheckFinding:
-    """Compare the scores of K and V with what real files show; warnings only."""
-    scores = {
-        role: score
-        for role, side in sides.items()
-        if (score := localisation_score(side)) is not None
-    }
-    if not scores:
-        return CheckFinding(
-            "not checked: only for the rotations of OSCAR, from 64 channels on", "not checked"
-        )
-    warnings = [
-        f"localisation.{role}" for role, score in scores.items() if score < LOCALISATION[role]
-    ]
-    if len(scores) == 2 and scores["k"] <= scores["v"]:
-        warnings.append("localisation.order")
-    detail = ", ".join(f"{role.upper()} {score:.2f}" for role, score in scores.items())
-    return CheckFinding(
-        f"score {detail}; random is 1.0", "warning" if warnings else "ok", tuple(warnings)
-    )
 
 
 def _distinct(rotations: RotationSet) -> Iterator[LayerTransform]:
@@ -292,48 +256,15 @@ def _distinct(rotations: RotationSet) -> Iterator[LayerTransform]:
 
 
 def _arrays(layer: LayerTransform) -> tuple[NDArray[np.float32], ...]:
-    """Every array of a layer, whatever its format holds."""
     return tuple(value for value in vars(layer).values() if isinstance(value, np.ndarray))
-
-
-def _inverse_error(layer: LayerTransform) -> NDArray[np.float64]:
-    """max |forward @ partner.T - I| per head, float64; a scalar array for layer-wise matrices."""
-    forward = layer.forward.astype(np.float64)
-    partner = forward if layer.partner is layer.forward else layer.partner.astype(np.float64)
-    product = forward @ np.swapaxes(partner, -2, -1) - np.eye(forward.shape[-1])
-    return np.asarray(np.abs(product).max(axis=(-2, -1)))
-
-
-def _rounding_unit(layer: LayerTransform) -> NDArray[np.float64]:
-    """Per head, the largest 2 sqrt(sum_k r_ik^2 q_jk^2), at least 1: roundings of single terms add
-    up like noise. In this unit honest float32 copies of WUSH pairs are at 5e-8, as rotations are,
-    for any condition measured."""
-    if layer.partner is layer.forward:
-        return np.ones(layer.forward.shape[:-2])
-    squares = np.square(layer.forward) @ np.swapaxes(np.square(layer.partner), -2, -1)
-    return np.asarray(2 * np.sqrt(squares.max(axis=(-2, -1)))).clip(1)
-
-
-def _not_inverse(
-    rotations: RotationSet, layer: LayerTransform, errors: NDArray[np.float64]
-) -> Problem:
-    measured = float(errors.max())
-    word = "is not orthogonal" if rotations.orthogonal else "and its partner are not inverse"
-    return Problem(
-        "not_orthogonal" if rotations.orthogonal else "not_inverse",
-        f"the matrix of layer {layer.layer_id} {word}: {measured:.1e}, limit {FP32_LIMIT:.0e}",
-        layer=layer.layer_id,
-        head=int(errors.argmax()) if errors.ndim else None,
-        measured=measured,
-        limit=FP32_LIMIT,
-    )
 
 
 def _spectral_norm(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
     """Largest singular value per matrix, a few percent too small at most, by power iteration on the
     fourth power of the Gram matrix, in float32."""
-    gram = matrix / _largest(matrix)
-    scale, gram = _largest(matrix)[..., 0, 0], np.swapaxes(gram, -2, -1) @ gram
+    scale = _largest(matrix)
+    gram = matrix / scale
+    gram = np.swapaxes(gram, -2, -1) @ gram
     fourth = gram
     for _ in range(2):
         fourth = fourth / _largest(fourth)
@@ -345,7 +276,7 @@ def _spectral_norm(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
         vectors = fourth @ (vectors / np.maximum(_length(vectors), _TINY))
     vectors = vectors / np.maximum(_length(vectors), _TINY)
     norm = _length(gram @ vectors).max(axis=-1)[..., 0]
-    return np.asarray(scale * np.sqrt(norm), dtype=np.float64)
+    return np.asarray(scale[..., 0, 0] * np.sqrt(norm), dtype=np.float64)
 
 
 def _largest(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -362,12 +293,9 @@ def _length(columns: NDArray[np.float32]) -> NDArray[np.float32]:
 def over_cores(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
     """The results of `function` for `items`, in their order. Work that was not begun is dropped
     when the caller stops early."""
-    with _one_blas_thread(), ThreadPoolExecutor(_workers()) as pool:
+    workers = max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0))))
+    with _one_blas_thread(), ThreadPoolExecutor(workers) as pool:
         yield from pool.map(function, items)
-
-
-def _workers() -> int:
-    return max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0))))
 
 
 @contextlib.contextmanager

@@ -28,7 +28,14 @@ from typing import Literal
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.files import sha256_hex
-from oscar_zoo.errors import ForeignFolder, MalformedFile, OscarZooError, StorageError
+from oscar_zoo.errors import (
+    ForeignFolder,
+    MalformedFile,
+    OscarZooError,
+    PathNotFound,
+    StorageError,
+    UsageError,
+)
 
 TEMP_PREFIX = ".tmp."
 _PROC = Path("/proc")
@@ -37,15 +44,14 @@ _NAME = re.compile(
 )
 Life = Literal["alive", "dead", "unknown"]
 
-
 STALE_SECONDS = 3600
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _WHOLE = "nothing was half-written; run the same command again"
 _ELSEWHERE = f"set {paths.CACHE} to a folder of your own"
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _tidied: set[Path] = set()
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-
 
 STORE = "store"
 """The lock of the whole store."""
@@ -54,15 +60,15 @@ State = Literal["held", "late", "none"]
 
 
 def temp_path(folder: Path) -> Path:
-    """A fresh name in `folder` for something not finished; nothing is created."""
-    return folder / temp_name()
+    """A fresh name in `folder` for something not finished, which says whose it is."""
+    place, start = _place(), _start(os.getpid())
+    owner = f"{place}.{os.getpid()}.{start}." if place and start else ""
+    return folder / f"{TEMP_PREFIX}{owner}{uuid.uuid4().hex}"
 
 
 def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Create `path` with `data` and force it to disk; the name must be free."""
-    descriptor = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
+    descriptor = os.open(path, _NEW | os.O_NOFOLLOW, 0o600)
     try:
         rest = memoryview(data)
         while rest:
@@ -74,7 +80,6 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write `data` to `path` in one step: a reader sees either the old content or the new one."""
     tidy(path.parent)
     fresh = temp_path(path.parent)
     try:
@@ -91,11 +96,9 @@ def refuse_links(root: Path, *parts: str) -> Path:
     for part in parts:
         place = place / part
         if place.is_symlink():
-            raise MalformedFile(
-                "file.link",
-                f"{place} is a symbolic link; links are not followed.",
-                hint="put a copy of what it leads to in its place",
-            )
+            message = f"{place} is a symbolic link; links are not followed."
+            hint = "put a copy of what it leads to in its place"
+            raise MalformedFile("file.link", message, hint=hint)
     return place
 
 
@@ -109,23 +112,19 @@ def check_private(*folders: Path, open_to: int = 0o022) -> None:
             if not stat.S_ISDIR(status.st_mode):
                 raise StorageError(f"{folder} is no folder.", hint=_ELSEWHERE)
             if status.st_uid != os.getuid():
-                raise ForeignFolder(
-                    f"{folder} belongs to uid {status.st_uid}, and you are uid {os.getuid()}.",
-                    hint=_ELSEWHERE,
-                )
+                message = f"{folder} belongs to uid {status.st_uid}, and you are uid {os.getuid()}."
+                raise ForeignFolder(message, hint=_ELSEWHERE)
             if mode & open_to:
-                raise StorageError(
-                    f"{folder} is open to others (mode {mode:04o}).",
-                    hint=f"chmod 700 {folder}, or {_ELSEWHERE}",
-                )
+                message = f"{folder} is open to others (mode {mode:04o})."
+                raise StorageError(message, hint=f"chmod 700 {folder}, or {_ELSEWHERE}")
 
 
 def check_writable(folder: Path) -> None:
-    """Raise `OSError` where `folder` takes no new file. One is created and removed, because rights
-    alone do not tell what a file system refuses."""
+    """Raise `OSError` where `folder` takes no new file: rights alone do not tell what a system
+    refuses."""
     probe = temp_path(folder)
     try:
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(probe, _NEW, 0o600))
     finally:
         probe.unlink(missing_ok=True)
 
@@ -137,7 +136,6 @@ def check_creatable(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -193,10 +191,9 @@ def exchange(staged: Path, target: Path) -> bool:
     return True
 
 
-def write_files(folder: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-    """Write `files` (plain names) into the folder, in name order, each forced to disk."""
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name in sorted(files):
-        write_new(folder / name, files[name], mode=mode)
+        write_new(folder / name, files[name])
 
 
 def remove_tree(folder: Path) -> None:
@@ -204,20 +201,20 @@ def remove_tree(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(folder: Path, *, older_than: float = STALE_SECONDS) -> int:
-    """Remove leftovers in a folder of our own; see `is_leftover`."""
+def sweep(folder: Path, *, older_than: float = STALE_SECONDS, ours: bool = False) -> int:
+    """Remove the leftovers in `folder` and count them; see `is_leftover`. In a folder of others
+    only names that this library makes are `ours`."""
     removed = 0
     if not folder.is_dir():
         return 0
-    for entry in os.scandir(folder):
-        if not entry.name.startswith(TEMP_PREFIX):
+    for entry in list(os.scandir(folder)):
+        path = Path(entry.path)
+        if not entry.name.startswith(TEMP_PREFIX) or (ours and not _NAME.fullmatch(entry.name)):
             continue
-        with contextlib.suppress(FileNotFoundError):
-            info = entry.stat(follow_symlinks=False)
-            if not is_leftover(entry.name, info, older_than=older_than):
-                continue
-            _remove(folder / entry.name)
-            removed += 1
+        with contextlib.suppress(OSError):  # it is left to the next one
+            if is_leftover(entry.name, entry.stat(follow_symlinks=False), older_than=older_than):
+                remove_tree(path) if entry.is_dir(follow_symlinks=False) else path.unlink()
+                removed += 1
     return removed
 
 
@@ -232,25 +229,12 @@ def is_leftover(name: str, info: os.stat_result, *, older_than: float = STALE_SE
 
 
 def tidy(folder: Path) -> None:
-    """Remove what killed processes left in any folder that is written to, once per process. Only
-    names that this library makes count, because others may keep `.tmp.*` files there. A failure is
-    none: it is not what was asked for."""
-    if folder in _tidied:
-        return
-    _tidied.add(folder)
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if is_ours(entry.name):
-                with contextlib.suppress(OSError):
-                    if is_leftover(entry.name, entry.stat(follow_symlinks=False)):
-                        _remove(Path(entry.path))
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        remove_tree(path)
-    else:
-        path.unlink()
+    """Remove what killed processes left in any folder that is written to, once per process; others
+    may keep `.tmp.*` files there. A failure is none: it is not what was asked for."""
+    if folder not in _tidied:
+        _tidied.add(folder)
+        with contextlib.suppress(OSError):
+            sweep(folder, ours=True)
 
 
 @contextlib.contextmanager
@@ -266,18 +250,6 @@ def storage_errors(what: str, *, cache: bool = False) -> Iterator[None]:
         if cache and error.errno in _REFUSED:
             failure.advise(f"check its owner and permissions, or {_ELSEWHERE}")
         raise failure from error
-
-
-def temp_name() -> str:
-    """A fresh name that says which process made it."""
-    place, start = _place(), _start(os.getpid())
-    owner = f"{place}.{os.getpid()}.{start}." if place and start else ""
-    return f"{TEMP_PREFIX}{owner}{uuid.uuid4().hex}"
-
-
-def is_ours(name: str) -> bool:
-    """Whether `temp_name` made `name`, in this version or an earlier one."""
-    return _NAME.fullmatch(name) is not None
 
 
 def life_of(name: str) -> Life:
@@ -304,12 +276,10 @@ def _place() -> str:
 
 
 def _start(pid: int) -> str | None:
-    """When the process began, in ticks since the boot; `None` when there is none."""
+    """When the process began, in ticks since the boot."""
     try:
         text = (_PROC / str(pid) / "stat").read_text("ascii", "replace")
-    except FileNotFoundError:
-        return None
-    except OSError:  # gone while it was read
+    except OSError:  # gone, maybe while it was read
         return None
     return text.rpartition(")")[2].split()[19]
 
@@ -329,7 +299,6 @@ def held(
 
 @contextlib.contextmanager
 def held_file(path: Path, *, timeout: float, shared: bool = False) -> Iterator[bool]:
-    """Hold the lock file `path`, which is created when possible."""
     descriptor = _open(path)
     if descriptor is None:
         yield False
@@ -357,8 +326,8 @@ def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) ->
 
 
 def _open(path: Path) -> int | None:
-    """The lock file, created where it is missing, or `None` when that cannot be; raises
-    `MalformedFile` where its folder is a link."""
+    """The lock file, or `None` when it cannot be; raises `MalformedFile` where its folder is a
+    link."""
     refuse_links(path.parent.parent, path.parent.name)
     try:
         check_private(path.parent.parent, path.parent)
@@ -383,3 +352,24 @@ def _lock(descriptor: int, kind: int, deadline: float) -> State:
             return "none"
         else:
             return "held"
+
+
+def check_file(path: Path | None) -> None:
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder.", hint="name a file")
+    if not path.parent.is_dir():
+        raise PathNotFound.for_path(path.parent, "folder")
+    with storage_errors(f"cannot write {path}"):
+        check_writable(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    with storage_errors(f"cannot write {path}"):
+        check_creatable(path / "any")
+
+
+def write_file(path: Path, content: bytes) -> None:
+    with storage_errors(f"cannot write {path}"):
+        replace_file(path, content)

@@ -15,7 +15,6 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from oscar_zoo.artifact.strict_json import canonical_bytes
 from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
@@ -31,65 +30,57 @@ MAX_ARTIFACT_BYTES = 2 * MAX_PAYLOAD_BYTES
 
 def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """The content of a regular file, read once; its last part must not be a symbolic link."""
+    return _read(path, max_bytes, whole=True)
+
+
+def read_start(path: Path, size: int) -> bytes:
+    return _read(path, size, whole=False)
+
+
+def _read(path: Path, most: int, *, whole: bool) -> bytes:
     descriptor, size = _open(path)
     with os.fdopen(descriptor, "rb") as stream:
-        if size > max_bytes:
-            raise MalformedFile(
-                "file.size", f"{path} has {size:,} bytes, at most {max_bytes:,} are read."
-            )
-        data = _read(stream, size + 1, path)
-    if len(data) != size:
+        if whole and size > most:
+            message = f"{path} has {size:,} bytes, at most {most:,} are read."
+            raise MalformedFile("file.size", message)
+        try:
+            data = stream.read(size + 1 if whole else most)
+        except OSError as error:
+            raise StorageError.for_os(f"cannot read {path}", error) from None
+    if whole and len(data) != size:
         raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
     return data
 
 
-def read_start(path: Path, size: int) -> bytes:
-    """At most the first `size` bytes of a regular file; raises as `read_file`."""
-    with os.fdopen(_open(path)[0], "rb") as stream:
-        return _read(stream, size, path)
-
-
 def _open(path: Path) -> tuple[int, int]:
     """Descriptor and size of a regular file."""
+    no_file = MalformedFile("file.kind", f"{path} is not a regular file.", hint="name a file")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise PathNotFound.for_path(path, "file") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise MalformedFile(
-                "file.kind",
-                f"{path} is a symbolic link, which is not followed.",
-                hint="put a copy of what it leads to in its place",
-            ) from None
+            message = f"{path} is a symbolic link, which is not followed."
+            hint = "put a copy of what it leads to in its place"
+            raise MalformedFile("file.kind", message, hint=hint) from None
         if error.errno == errno.ENXIO:
-            raise MalformedFile(
-                "file.kind", f"{path} is not a regular file.", hint="name a file"
-            ) from None
+            raise no_file from None
         raise StorageError.for_os(f"cannot read {path}", error) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise MalformedFile("file.kind", f"{path} is not a regular file.", hint="name a file")
+        raise no_file
     return descriptor, status.st_size
 
 
-def _read(stream: BinaryIO, size: int, path: Path) -> bytes:
-    try:
-        return stream.read(size)
-    except OSError as error:
-        raise StorageError.for_os(f"cannot read {path}", error) from None
-
-
 def refuse_mistaken(data: bytes, *, what: str) -> None:
-    """Raise `MalformedFile` for what `mistaken_content` recognises."""
     if mistake := mistaken_content(data):
         raise MalformedFile(mistake[0], f"{what} is {mistake[1]}.", hint=mistake[2])
 
 
 def mistaken_content(data: bytes) -> tuple[str, str, str] | None:
-    """Recognise content that hubs and people often give in place of a file: a reason, words for `it
-    is ...` and a hint."""
+    """Code, words and a hint for what hubs and people often give in place of a file."""
     head = data[:256].lstrip().lower()
     if not data:
         return "file.empty", "empty", "fetch it again"
@@ -110,12 +101,10 @@ class FileDigest:
 
 
 def sha256_hex(data: bytes) -> str:
-    """sha256 of `data` as 64 lower-case hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def file_digest(path: str, data: bytes) -> FileDigest:
-    """The entry of one payload file whose content is `data`."""
     return FileDigest(path, sha256_hex(data), len(data))
 
 

@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -30,9 +29,7 @@ Role = Literal["k", "v"]
 Grouping = Literal["layer", "kv_head"]
 CalibrationValue = str | int | float | bool | None
 
-HESSIANS: Mapping[str, Role] = MappingProxyType(
-    {"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v", "oo": "v"}
-)
+HESSIANS: Mapping[str, Role] = {"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v", "oo": "v"}
 """Objective prefix -> the role it belongs to."""
 
 COMPOSITIONS = ("plain", "pbr", "br", "br_h128", "r_h", "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr")
@@ -40,15 +37,10 @@ COMPOSITIONS = ("plain", "pbr", "br", "br_h128", "r_h", "h_pbr", "h_r_pbr", "h_p
 
 @dataclass(frozen=True)
 class LayerTransform:
-    """The transform of one layer.
-
-    Attributes:
-        layer_id: decoder layer index.
-        forward: `[d, d]`, or `[num_kv_heads, d, d]` when the set is grouped by KV head; float32.
-        partner: same shape; the inverse transpose of `forward`. The same object when orthogonal.
-        mean: `[d]` or `[num_kv_heads, d]` float32, subtracted from keys; `None` when not centered.
-        eigenvalues: `[d]` or `[num_kv_heads, d]` float32 ascending; `None` when the file has none.
-    """
+    """The transform of one layer, float32. `forward` is `[d, d]`, or `[num_kv_heads, d, d]` when
+    grouped by KV head; `partner` its inverse transpose, the same object when orthogonal; `mean` is
+    subtracted from keys, `[d]` or `[num_kv_heads, d]`, and `eigenvalues` ascend, of the same
+    shape."""
 
     layer_id: int
     forward: Array
@@ -59,20 +51,8 @@ class LayerTransform:
 
 @dataclass(frozen=True)
 class RotationSet:
-    """All layers of one side (K or V) of an artifact, in ascending layer order.
-
-    Attributes:
-        format_version: 1 (shared by all heads, orthogonal), 2 (per KV head, orthogonal), 3 (either,
-            with partners).
-        objective: for format 1 `<hessian>_<composition>`, `hadamard` or `uresidual`.
-        grouping: `layer` (one matrix for all heads) or `kv_head`.
-        transform: name of the transform, such as `oscar`, `hadamard`, `wush`.
-        orthogonal: `partner is forward` in every layer.
-        centered: every layer has a `mean`.
-        layers: ascending by `layer_id`.
-        calibration: the optional block of the file, scalars only.
-        role: the side a format 3 file names in its transform block; `None` for formats 1 and 2.
-    """
+    """All layers of one side (K or V) of an artifact, ascending. `role` is what format 3 says;
+    `objective` is `<hessian>_<composition>`, `hadamard` or `uresidual` in format 1."""
 
     format_version: int
     objective: str
@@ -86,12 +66,10 @@ class RotationSet:
 
     @property
     def layer_ids(self) -> tuple[int, ...]:
-        """Decoder layer indices, ascending."""
         return tuple(layer.layer_id for layer in self.layers)
 
     @property
     def head_dim(self) -> int:
-        """d: width of the rows these transforms act on."""
         return int(self.layers[0].forward.shape[-1])
 
     @property
@@ -101,8 +79,7 @@ class RotationSet:
 
     @property
     def declared_role(self) -> Role | None:
-        """The side that the file claims, or `None`. An objective `qqt_*` claims K and `sst_*`
-        claims V; format 3 names the side."""
+        """The side that the file claims, by its objective in formats 1 and 2."""
         if self.role is not None:
             return self.role
         head = self.objective.split("_", 1)[0]
@@ -114,7 +91,6 @@ class RotationSet:
 
     @property
     def composition(self) -> str | None:
-        """The composition part of a format-1 objective, or `None`."""
         head, _, tail = self.objective.partition("_")
         return tail if head in HESSIANS and tail in COMPOSITIONS else None
 
@@ -131,7 +107,6 @@ class RotationSet:
         return tuple(sorted(needs))
 
     def require_geometry(self, role: Role, geometry: Geometry, model_name: str) -> None:
-        """Refuse to be used with another shape of model."""
         width = geometry.head_dim if role == "k" else geometry.v_head_dim
         facts: tuple[tuple[str, int | tuple[int, ...] | None, int | tuple[int, ...]], ...] = (
             ("head_dim", self.head_dim, width),
@@ -140,11 +115,9 @@ class RotationSet:
         )
         for what, mine, has in facts:
             if mine is not None and mine != has:
-                raise GeometryMismatch(
-                    f"this {role.upper()} rotation is for {what} {brief(mine)}; {model_name} has"
-                    f" {brief(has)}.",
-                    hint=f"artifacts that fit: oscar-zoo list --for {model_name}",
-                )
+                mine_is = f"this {role.upper()} rotation is for {what} {brief(mine)}"
+                hint = f"artifacts that fit: oscar-zoo list --for {model_name}"
+                raise GeometryMismatch(f"{mine_is}; {model_name} has {brief(has)}.", hint=hint)
 
 
 def has_hadamard(d: int) -> bool:
@@ -161,11 +134,8 @@ def _require_hadamard(d: int) -> None:
 @lru_cache(maxsize=16)
 def hadamard(d: int) -> NDArray[np.float64]:
     """A Hadamard matrix divided by sqrt(d), `[d, d]` float64, symmetric and orthogonal, whose first
-    row is constant; read-only, because it is cached.
-
-    For a power of two it is Sylvester's. For another width it is the product of Sylvester's and of
-    Paley's second construction, which is known for 12, 20, 28, 36 and others.
-    """
+    row is constant; read-only, because it is cached. Sylvester's for a power of two, and his times
+    Paley's second construction for another width."""
     _require_hadamard(d)
     odd = _odd(d)
     h: NDArray[np.float64] = np.ones((1, 1)) if odd == 1 else _paley(2 * odd - 1)
@@ -177,7 +147,6 @@ def hadamard(d: int) -> NDArray[np.float64]:
 
 
 def _odd(d: int) -> int:
-    """`d` without its factors of two."""
     return d // (d & -d)
 
 
@@ -219,11 +188,9 @@ def _squares(q: int) -> NDArray[np.float64]:
 
 
 def bit_reversal(d: int) -> NDArray[np.int64]:
-    """`br[i]`: `i` with its log2(d) bits in reverse order; `[d]` int64.
-
-    Where `d` is no power of two, the lowest bits of `i` are reversed, as many as `d` has factors of
-    two, and the rest of `i` follows. So consecutive `i` lie in different groups of columns.
-    """
+    """`br[i]`: `i` with its log2(d) bits in reverse order; `[d]` int64. Where `d` is no power of
+    two, the lowest bits are reversed, as many as `d` has factors of two, and the rest of `i`
+    follows."""
     _require_hadamard(d)
     odd = _odd(d)
     bits = (d // odd).bit_length() - 1
@@ -232,15 +199,9 @@ def bit_reversal(d: int) -> NDArray[np.int64]:
 
 
 def pbr_permutation(eigenvalues: NDArray[np.floating]) -> NDArray[np.int64]:
-    """The column order of P: `perm[br(i)] = s[i]`, and `P = I[:, perm]`.
-
-    `s` are the indices by descending eigenvalue.
-
-    `X @ P` is `X[:, perm]`. For ascending eigenvalues this is always `perm[j] = d - 1 - br(j)`.
-
-    Args:
-        eigenvalues: `[d]`, any order.
-    """
+    """The column order of P for `[d]` eigenvalues in any order: `X @ P` is `X[:, perm]`, and
+    `perm[br(i)]` is the index of the i-th largest. For ascending ones it is `perm[j] = d - 1 -
+    br(j)`."""
     order = np.argsort(-np.asarray(eigenvalues, dtype=np.float64), kind="stable")
     perm = np.empty_like(order)
     perm[bit_reversal(len(order))] = order
@@ -248,24 +209,16 @@ def pbr_permutation(eigenvalues: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 def hadamard_name(geometry: Geometry) -> str:
-    """What the matrices of a model's heads are called in a manifest."""
     widths = geometry.head_dim, geometry.v_head_dim
     return "sylvester" if all(_odd(width) == 1 for width in widths) else "paley"
 
 
 def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
-    """The data-free baseline: the Hadamard matrix in every attention layer. Its eigenvalues are all
-    1, because no covariance stands behind the matrix."""
+    """The data-free baseline. Eigenvalues are all 1, because no covariance stands behind the
+    matrix."""
     d = geometry.head_dim if role == "k" else geometry.v_head_dim
     matrix, ones = hadamard(d).astype(np.float32), np.ones(d, dtype=np.float32)
-    return RotationSet(
-        format_version=1,
-        objective="hadamard",
-        grouping="layer",
-        transform="hadamard",
-        orthogonal=True,
-        centered=False,
-        layers=tuple(
-            LayerTransform(i, matrix, matrix, eigenvalues=ones) for i in geometry.attention_layers
-        ),
+    layers = tuple(
+        LayerTransform(i, matrix, matrix, eigenvalues=ones) for i in geometry.attention_layers
     )
+    return RotationSet(1, "hadamard", "layer", "hadamard", True, False, layers)

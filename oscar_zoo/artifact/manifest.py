@@ -97,15 +97,12 @@ class ModelBlock(Geometry):
 
     @property
     def geometry(self) -> Geometry:
-        """Only the shape."""
         return Geometry(**{name: getattr(self, name) for name in Geometry.model_fields})
 
 
 class Estimator(Spec):
-    """The matrix that a fit targets, by versioned id such as `qqt/1`.
-
-    It is mandatory because the paper and its code differ.
-    """
+    """The matrix that a fit targets, by versioned id such as `qqt/1`, because the paper and its
+    code differ."""
 
     id: Text
     revision: Text | None = None
@@ -145,10 +142,8 @@ class Disjoint(Spec):
 
 
 class Calibration(Spec):
-    """The tokens that a fit saw.
-
-    `prompts_sha256` covers the compact JSON list of token-id lists, in order.
-    """
+    """The tokens that a fit saw; `prompts_sha256` covers the compact JSON list of token-id
+    lists."""
 
     dataset: Text | None
     revision: Text | None
@@ -197,10 +192,7 @@ class MomentsFile(Spec):
 
 
 class Fit(Spec):
-    """How the matrices were made.
-
-    Everything except `method` may be unknown for imported artifacts.
-    """
+    """How the matrices were made. All except `method` may be unknown for imported artifacts."""
 
     method: Text
     fit_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None
@@ -229,10 +221,7 @@ class Transform(Spec):
 
 
 class FileEntry(Spec):
-    """One payload file.
-
-    `sha256` and `size` are null only in packaged manifests of artifacts that were never pulled.
-    """
+    """One payload file; size and sum are null only where the artifact was never pulled."""
 
     path: Text
     role: FileRole
@@ -354,17 +343,12 @@ class Manifest(Spec):
             raise ValueError("digest is known exactly when every file's sha256 is")
         if known is not None and artifact_digest(known) != self.digest:
             raise ValueError(f"digest is not that of the file list ({artifact_digest(known)})")
-        if self.kind == "rotation_pair" and sorted(
-            f.role for f in self.files if f.role.endswith("_rotation")
-        ) != [
-            "k_rotation",
-            "v_rotation",
-        ]:
+        rotations = sorted(f.role for f in self.files if f.role.endswith("_rotation"))
+        if self.kind == "rotation_pair" and rotations != ["k_rotation", "v_rotation"]:
             raise ValueError("a rotation pair has exactly one k_rotation and one v_rotation")
         return self
 
     def _check_widths_file(self) -> None:
-        """Raise `ValueError` unless the file list has the widths of the recipe, and no others."""
         listed, widths = self.files_of("widths"), self.recipe.widths
         if any(f.path == WIDTHS_NAME for f in self.files) != bool(listed):
             raise ValueError(f"the file with widths is {WIDTHS_NAME}, and no other one")
@@ -378,35 +362,27 @@ class Manifest(Spec):
 
     @property
     def artifact_id(self) -> ArtifactId:
-        """`id`, parsed."""
         return ArtifactId.parse(self.id)
 
     @property
     def file_digests(self) -> tuple[FileDigest, ...] | None:
-        """The file list for the digest, or `None` when any checksum is unknown."""
         if any(f.sha256 is None or f.size is None for f in self.files):
             return None
         return tuple(FileDigest(f.path, str(f.sha256), int(f.size or 0)) for f in self.files)
 
     def files_of(self, role: FileRole) -> tuple[FileEntry, ...]:
-        """The files with this role."""
         return tuple(f for f in self.files if f.role == role)
 
     def file(self, role: FileRole) -> FileEntry | None:
-        """The first file with this role, or `None`."""
         return next(iter(self.files_of(role)), None)
 
     def immutable(self) -> Manifest:
-        """This manifest without its `registry` block: the content of `oscar.json`."""
         return self.model_copy(update={"registry": None})
 
     def to_bytes(self) -> bytes:
-        """The file form: sorted keys, one space of indent, final newline; a value that was not set
-        is not written."""
         return strict_json.pretty_bytes(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; the registry block only when there is one."""
         value: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
         for optional in ("registry", "statistics", "quality"):
             if value[optional] is None:
@@ -416,16 +392,14 @@ class Manifest(Spec):
     @classmethod
     @malformed_hint("fetch the artifact again, or compute it again")
     def from_bytes(cls, data: bytes, *, what: str = FILE_NAME, registry: bool = False) -> Manifest:
-        """Parse a whole untrusted manifest."""
         value = strict_json.loads(data, what=what)
         if type(value) is not dict:
             raise MalformedFile("manifest.schema", f"{what} is not a JSON object.")
         if value.get("schema") not in SCHEMAS:
-            raise MalformedFile(
-                "manifest.version",
-                f"{what} has schema {str(value.get('schema'))[:60]!r}, not {' or '.join(SCHEMAS)}.",
-                hint="a newer version of this tool may read it: pip install -U oscar-zoo",
-            )
+            said = str(value.get("schema"))[:60]
+            message = f"{what} has schema {said!r}, not {' or '.join(SCHEMAS)}."
+            hint = "a newer version of this tool may read it: pip install -U oscar-zoo"
+            raise MalformedFile("manifest.version", message, hint=hint)
         manifest = validated(cls, value, code="manifest.schema", what=what)
         if manifest.registry is not None and not registry:
             raise MalformedFile("manifest.schema", f"{what} must not have a registry block.")
@@ -433,7 +407,6 @@ class Manifest(Spec):
 
     @classmethod
     def readable(cls, data: bytes | None) -> Manifest | None:
-        """The `oscar.json` in `data`, or `None` when there is none that can be read."""
         try:
             return None if data is None else cls.from_bytes(data)
         except MalformedFile:
@@ -441,8 +414,7 @@ class Manifest(Spec):
 
 
 def is_payload(name: str) -> bool:
-    """Whether a file belongs to an artifact for which no manifest lists its files: rotations,
-    statistics and widths do."""
+    """Whether a file belongs to an artifact for which no manifest lists its files."""
     return name.endswith(SUFFIX) or name in (STATISTICS_NAME, WIDTHS_NAME)
 
 

@@ -37,13 +37,8 @@ def check_part(text: str, what: str = "name") -> str:
         or text.split(".")[0].casefold() in _DEVICES
     )
     if bad:
-        raise InvalidName(
-            f"{text[:120]!r} is not a valid {what}.",
-            hint=(
-                "use letters, digits, '.', '_' and '-', starting with a letter or digit, at most"
-                " 100 characters"
-            ),
-        )
+        hint = "use up to 100 letters, digits, '.', '_' and '-', a letter or digit first"
+        raise InvalidName(f"{text[:120]!r} is not a valid {what}.", hint=hint)
     return text
 
 
@@ -58,7 +53,7 @@ def safe_part(text: str) -> str:
 
 
 def cached_model(folder: Path) -> tuple[str, str] | None:
-    """The id and the commit of a model in the cache of a hub's client, which keeps `ORG/NAME` in
+    """The id and the commit of a model in the cache of a hub's client,
     `models--ORG--NAME/snapshots/<commit>`; `None` for another folder."""
     place, commit = folder.parent.parent.name, folder.name
     if folder.parent.name != "snapshots" or not place.startswith(CACHED):
@@ -69,13 +64,8 @@ def cached_model(folder: Path) -> tuple[str, str] | None:
 
 
 def is_path(text: str) -> bool:
-    """Whether `text` is written as a path.
-
-    Everything else is a name, even when a folder of that name exists.
-
-    A path begins with `.`, `/` or `~`, ends in `/`, or is a file name that ends in one of
-    `FILE_SUFFIXES`.
-    """
+    """Whether `text` is written as a path: it begins with `.`, `/` or `~`, or ends in `/` or one of
+    `FILE_SUFFIXES`. All else is a name, even when a folder of that name exists."""
     return text.startswith((".", "/", "~")) or text.endswith(("/", *FILE_SUFFIXES))
 
 
@@ -100,7 +90,6 @@ def typed(path: PurePath | str) -> str:
 
 
 def check_digest(text: str) -> str:
-    """Return `text` when it is `sha256:` and 64 lower-case hex digits, else raise `InvalidName`."""
     if _DIGEST.fullmatch(text) is None:
         raise InvalidName(
             f"{text[:120]!r} is not a digest.", hint="a digest is sha256: and 64 hex digits"
@@ -109,10 +98,7 @@ def check_digest(text: str) -> str:
 
 
 def parse_digest(text: str) -> str:
-    """A full digest as people type it, in any case, with or without `sha256:`.
-
-    Raises `InvalidName`.
-    """
+    """A full digest as people type it, in any case, with or without `sha256:`."""
     return check_digest("sha256:" + text.lower().removeprefix("sha256:"))
 
 
@@ -125,7 +111,6 @@ class ArtifactId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `<Model>/<tag>`; raises `InvalidName`."""
         model, slash, tag = text.partition("/")
         if not slash:
             raise InvalidName(
@@ -138,21 +123,17 @@ class ArtifactId:
 
     @property
     def reference(self) -> str:
-        """The id as people type it: `<Model>:<tag>`."""
         return f"{self.model}:{self.tag}"
 
     @property
     def key(self) -> str:
-        """Form for comparing: case-folded."""
         return str(self).casefold()
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a user types: `NAME`, `NAME:TAG` or `NAME@sha256:PREFIX`.
-
-    NAME may carry an organisation, as in `Qwen/Qwen3-8B`.
-    """
+    """What a user types: `NAME`, `NAME:TAG` or `NAME@sha256:PREFIX`, with or without an
+    organisation."""
 
     name: str
     tag: str | None = None
@@ -160,39 +141,29 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a reference; raises `InvalidName`."""
         name, at, digest = text.partition("@")
         if at and _DIGEST_PREFIX.fullmatch(digest) is None:
-            raise InvalidName(
-                f"{digest[:120]!r} is not a digest.",
-                hint="write NAME@sha256: and at least 12 hex digits",
-            )
+            message = f"{digest[:120]!r} is not a digest."
+            raise InvalidName(message, hint="write NAME@sha256: and at least 12 hex digits")
         name, colon, tag = name.partition(":")
         parts = name.split("/")
         if len(parts) > 2:
-            raise InvalidName(
-                f"{text[:120]!r} is not an artifact name.",
-                hint="names look like Qwen3-8B or Qwen/Qwen3-8B",
-            )
+            message = f"{text[:120]!r} is not an artifact name."
+            raise InvalidName(message, hint="names look like Qwen3-8B or Qwen/Qwen3-8B")
         for part in parts:
             check_part(part, "model name")
         return cls(name, check_part(tag, "tag") if colon else None, digest if at else None)
 
     def __str__(self) -> str:
-        return (
-            self.name
-            + (f":{self.tag}" if self.tag else "")
-            + (f"@{self.digest}" if self.digest else "")
-        )
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.name}{tag}" + (f"@{self.digest}" if self.digest else "")
 
 
 @dataclass(frozen=True)
 class CalibrationTag:
     """A tag of the form `seq<T>_prompt<N>_group<G>[_bits<B>][-variant]`; a label, not a proof.
-
-    `bits` are the average bits of a stored element, scales and offsets included, where codes do not
-    have 2 bits everywhere. The tag has three decimals of them at most.
-    """
+    `bits` are the average bits of a stored element where codes do not have 2 bits everywhere; the
+    tag has three decimals of them at most."""
 
     tokens: int
     prompts: int

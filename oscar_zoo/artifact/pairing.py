@@ -11,24 +11,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from oscar_zoo.artifact.checks import CheckFinding, Problem, data_free
+from oscar_zoo.artifact.checks import Finding, data_free
 from oscar_zoo.artifact.formats import HESSIANS, Role, RotationSet
 from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.outcome import reject
 from oscar_zoo.artifact.specs import Geometry
 
 _NAME_ROLE = re.compile(r"(?:.*/)?([kv])[_-].*", re.IGNORECASE)
 _NAME_HESSIAN = re.compile(r"_(ktk|qqt|vtv|sst|oo)_")
+_WORD = {"k": "keys", "v": "values"}
 
 
 @dataclass(frozen=True)
 class PairSide:
-    """One rotation file.
-
-    Attributes:
-        path: relative POSIX path.
-        rotations: its content.
-        label: role the manifest gives it, else the role its name begins with, else `None`.
-    """
+    """One rotation file; `label` is the role that the manifest gives it, else the role that its
+    name begins with."""
 
     path: str
     rotations: RotationSet
@@ -45,159 +42,82 @@ def role_of_name(path: str) -> Role | None:
 
 def assign(sides: Sequence[PairSide]) -> dict[Role, PairSide]:
     """Give each of one or two files a role: by content, else by label, else by what is left."""
-    roles: list[Role | None] = [side.rotations.declared_role or side.label for side in sides]
-    if len(sides) == 2 and roles[0] == roles[1]:
-        # Content says the same of both or of neither: the labels decide, and `roles` below judges
-        # the contradiction.
-        roles = [side.label for side in sides]
-    if len(sides) == 2 and (roles[0] is None or roles[0] == roles[1]):
-        roles[0] = "v" if roles[1] == "k" and roles[0] is None else "k"
-    if len(sides) == 2:
-        roles[1] = "v" if roles[0] == "k" else "k"
-    return {
-        role or "k": side
-        for role, side in sorted(zip(roles, sides, strict=True), key=lambda pair: pair[0] or "k")
-    }
+    claims = [side.rotations.declared_role or side.label for side in sides]
+    if len(sides) == 1:
+        return {claims[0] or "k": sides[0]}
+    if claims[0] == claims[1]:
+        # Content says the same of both or of neither: the labels decide, and `roles` judges the
+        # contradiction.
+        claims = [side.label for side in sides]
+    swapped = (claims[0] == "v" and claims[1] != "v") or (claims[0] is None and claims[1] == "k")
+    k, v = reversed(sides) if swapped else sides
+    return {"k": k, "v": v}
 
 
-def roles(
-    sides: Mapping[Role, PairSide], manifest: Manifest | None, *, strict: bool
-) -> CheckFinding | Problem:
+def roles(sides: Mapping[Role, PairSide], manifest: Manifest | None, *, strict: bool) -> Finding:
     """K is K, V is V, and both come from one fit. `strict` refuses what is only a warning for an
     imported artifact."""
-    problem = _contradiction(sides, manifest) or _different_fits(sides, manifest)
-    if problem:
-        return problem
+    _refuse_contradictions(sides, manifest)
+    _refuse_different_fits(sides, manifest)
     warnings = _name_warnings(sides)
     if strict and warnings:
-        return Problem(
-            warnings[0], "a file name says another role or matrix than the file: rename it"
-        )
-    if len(sides) == 2:
-        warnings += _unproven(sides)
+        message = "a file name says another role or matrix than the file: rename it"
+        reject(warnings[0], message)
+    if len(sides) == 2 and not _proven(sides["k"].rotations, sides["v"].rotations):
+        tokens = {side.rotations.calibration.get("tokens") for side in sides.values()}
+        warnings.append("pair.tokens" if len(tokens) > 1 else "pair.unproven")
     words = [f"{role.upper()} is {side.rotations.objective}" for role, side in sides.items()]
-    return CheckFinding(", ".join(words), "warning" if warnings else "ok", tuple(warnings))
+    return Finding(", ".join(words), tuple(warnings))
 
 
-def model(
-    sides: Mapping[Role, PairSide], geometry: Geometry | None, manifest: Manifest | None
-) -> CheckFinding | Problem:
-    """Matrix sizes and heads are those of the model."""
-    if geometry is None:
-        return _without_model(next(iter(sides.values())))
-    if manifest is not None and (difference := manifest.model.geometry.difference(geometry)):
-        return Problem("model.geometry", f"the manifest is for another model: {difference}")
-    for role, side in sides.items():
-        rotations, width = side.rotations, geometry.head_dim if role == "k" else geometry.v_head_dim
-        if rotations.head_dim != width:
-            heads = f"the model's {role.upper()} heads have {width}"
-            message = f"matrices of {rotations.head_dim} channels, {heads}"
-            return Problem("model.head_dim", message, path=side.path)
-        if rotations.num_kv_heads not in (None, geometry.num_kv_heads):
-            message = f"{rotations.num_kv_heads} KV heads, the model has {geometry.num_kv_heads}"
-            return Problem("model.num_kv_heads", message, path=side.path)
-    layers = len(geometry.attention_layers)
-    return CheckFinding(
-        f"{layers} attention layers of {geometry.num_layers}, head_dim {geometry.head_dim}"
-    )
-
-
-def layer_set(side: PairSide, geometry: Geometry | None, *, strict: bool) -> Problem | None:
-    """The layers are exactly the model's attention layers. Without a model nothing is known about
-    them: `strict` then demands 0 .. L-1, and `model` reports the others."""
-    ids = side.rotations.layer_ids
-    if geometry is None:
-        if not strict or _without_gaps(ids):
-            return None
-        message = f"its layers are {_shown(ids)}: name the model to check against its layers"
-        return Problem("layers.gaps", message, path=side.path)
-    layers = {*geometry.attention_layers}
-    if missing := sorted(layers - {*ids}):
-        message = f"attention layer {missing[0]} is missing ({len(missing)} in all)"
-        return Problem("layers.missing", message, side.path)
-    if extra := sorted({*ids} - layers):
-        message = f"layer {extra[0]} is no attention layer ({len(extra)} in all)"
-        return Problem("layers.extra", message, side.path)
-    return None
-
-
-def _without_model(side: PairSide) -> CheckFinding:
-    """The finding when no model is known; gaps in the layer numbers may be a hybrid model's."""
-    ids = side.rotations.layer_ids
-    if _without_gaps(ids):
-        return CheckFinding("not checked: the model is not known", "not checked")
-    detail = f"the model is not known: cover of layers not checked (layers {_shown(ids)})"
-    return CheckFinding(f"not checked: {detail}", "not checked", ("layers.not_checked",))
-
-
-def _without_gaps(ids: tuple[int, ...]) -> bool:
-    return ids == tuple(range(len(ids)))
-
-
-def _shown(ids: tuple[int, ...]) -> str:
-    return (
-        f"{', '.join(map(str, ids[:3]))} .. {ids[-1]}" if len(ids) > 4 else ", ".join(map(str, ids))
-    )
-
-
-def _contradiction(sides: Mapping[Role, PairSide], manifest: Manifest | None) -> Problem | None:
-    claims = {role: side.rotations.declared_role for role, side in sides.items()}
-    if len(sides) == 2 and claims["k"] is not None and claims["k"] == claims["v"]:
-        objectives = " and ".join(side.rotations.objective for side in sides.values())
-        return Problem(
-            "same_role", f"both files say they are for {_WORD[claims['k']]}: {objectives}"
-        )
-    labels = {side.label for side in sides.values()}
-    if len(sides) == 2 and claims["k"] is None and claims["v"] is None and len(labels) == 1:
-        return Problem(
-            "same_role", "nothing tells which of the two files is for keys and which for values"
-        )
+def _refuse_contradictions(sides: Mapping[Role, PairSide], manifest: Manifest | None) -> None:
+    claims = [side.rotations.declared_role for side in sides.values()]
+    if len(sides) == 2 and claims[0] == claims[1]:
+        if claims[0] is not None:
+            objectives = " and ".join(side.rotations.objective for side in sides.values())
+            message = f"both files say they are for {_WORD[claims[0]]}: {objectives}"
+            reject("same_role", message)
+        if len({side.label for side in sides.values()}) == 1:
+            message = "nothing tells which of the two files is for keys and which for values"
+            reject("same_role", message)
     # Two files that each carry the other's label are a swap; with a manifest one false label is
     # enough.
-    wrong = [side for role, side in sides.items() if side.label not in (None, role)]
-    wrong = sorted(
-        (side for side in wrong if side.rotations.declared_role is not None),
-        key=lambda side: str(side.label),
-    )
+    wrong = {
+        side.label: side
+        for role, side in sides.items()
+        if side.label not in (None, role) and side.rotations.declared_role is not None
+    }
     if wrong and (manifest is not None or len(wrong) == 2):
-        label = wrong[0].label or "k"
-        code = "k-is-v" if label == "k" else "v-is-k"
-        message = (
-            f"labelled {_WORD[label]}, but its objective {wrong[0].rotations.objective} is of the"
-            " other side"
-        )
-        return Problem(code, message, path=wrong[0].path)
-    return None
+        label: Role = "k" if "k" in wrong else "v"
+        side = wrong[label]
+        objective = side.rotations.objective
+        message = f"labelled {_WORD[label]}, but its objective {objective} is of the other side"
+        reject("k-is-v" if label == "k" else "v-is-k", message, path=side.path)
 
 
-def _different_fits(sides: Mapping[Role, PairSide], manifest: Manifest | None) -> Problem | None:
+def _refuse_different_fits(sides: Mapping[Role, PairSide], manifest: Manifest | None) -> None:
     blocks = [side.rotations.calibration for side in sides.values()]
     ids = {block["generation_id"] for block in blocks if "generation_id" in block}
     if manifest is not None and manifest.fit.fit_id is not None and ids:
         ids.add(manifest.fit.fit_id)
     if len(ids) > 1:
-        return Problem(
-            "pair.fit_id", "K, V and manifest do not come from one fit: their fit ids differ"
-        )
+        message = "K, V and manifest do not come from one fit: their fit ids differ"
+        reject("pair.fit_id", message)
     if len(sides) < 2:
-        return None
+        return
     k, v = sides["k"].rotations, sides["v"].rotations
     prompts = {block["prompt_sha256"] for block in blocks if block.get("prompt_sha256")}
-    differences = (
-        ("pair.layers", "their layers", k.layer_ids != v.layer_ids),
-        ("pair.version", "their format versions", k.format_version != v.format_version),
-        (
-            "pair.kv_heads",
-            "their KV heads",
-            k.num_kv_heads != v.num_kv_heads and k.grouping == v.grouping,
-        ),
-        ("pair.grouping", "their groupings", k.grouping != v.grouping and k.format_version < 3),
-        ("pair.prompts", "their calibration prompts", len(prompts) > 1),
-    )
-    for code, words, differ in differences:
+    same_grouping = k.grouping == v.grouping
+    differences = {
+        "pair.layers": ("layers", k.layer_ids != v.layer_ids),
+        "pair.version": ("format versions", k.format_version != v.format_version),
+        "pair.kv_heads": ("KV heads", k.num_kv_heads != v.num_kv_heads and same_grouping),
+        "pair.grouping": ("groupings", not same_grouping and k.format_version < 3),
+        "pair.prompts": ("calibration prompts", len(prompts) > 1),
+    }
+    for code, (words, differ) in differences.items():
         if differ:
-            return Problem(code, f"K and V are no pair: {words} differ")
-    return None
+            reject(code, f"K and V are no pair: their {words} differ")
 
 
 def _name_warnings(sides: Mapping[Role, PairSide]) -> list[str]:
@@ -214,18 +134,61 @@ def _name_warnings(sides: Mapping[Role, PairSide]) -> list[str]:
     return warnings
 
 
-def _unproven(sides: Mapping[Role, PairSide]) -> list[str]:
-    k, v = sides["k"].rotations, sides["v"].rotations
-    proven = (
-        "generation_id" in k.calibration and "generation_id" in v.calibration
-    )  # `_different_fits`: they are equal
-    if proven or (data_free(k) and data_free(v)):
-        return []
-    return (
-        ["pair.tokens"]
-        if k.calibration.get("tokens") != v.calibration.get("tokens")
-        else ["pair.unproven"]
-    )
+def _proven(k: RotationSet, v: RotationSet) -> bool:
+    """Whether both come from one fit; ids of fits that are there are equal."""
+    one_fit = "generation_id" in k.calibration and "generation_id" in v.calibration
+    return one_fit or (data_free(k) and data_free(v))
 
 
-_WORD = {"k": "keys", "v": "values"}
+def model(
+    sides: Mapping[Role, PairSide], geometry: Geometry | None, manifest: Manifest | None
+) -> Finding:
+    """Matrix sizes and heads are those of the model."""
+    if geometry is None:
+        ids = next(iter(sides.values())).rotations.layer_ids
+        if _without_gaps(ids):
+            return Finding("not checked: the model is not known", checked=False)
+        detail = f"the model is not known: cover of layers not checked (layers {_shown(ids)})"
+        return Finding(f"not checked: {detail}", ("layers.not_checked",), checked=False)
+    if manifest is not None and (difference := manifest.model.geometry.difference(geometry)):
+        reject("model.geometry", f"the manifest is for another model: {difference}")
+    for side, width in zip((sides.get("k"), sides.get("v")), geometry.head_dims, strict=True):
+        if side is None:
+            continue
+        has, heads = side.rotations.head_dim, side.rotations.num_kv_heads
+        if has != width:
+            message = f"matrices of {has} channels, the model's heads have {width}"
+            reject("model.head_dim", message, path=side.path)
+        if heads not in (None, geometry.num_kv_heads):
+            message = f"{heads} KV heads, the model has {geometry.num_kv_heads}"
+            reject("model.num_kv_heads", message, path=side.path)
+    layers = len(geometry.attention_layers)
+    detail = f"{layers} attention layers of {geometry.num_layers}, head_dim {geometry.head_dim}"
+    return Finding(detail)
+
+
+def check_layers(side: PairSide, geometry: Geometry | None, *, strict: bool) -> None:
+    """The layers are exactly the model's attention layers. Without a model nothing is known about
+    them: `strict` then demands 0 .. L-1, and `model` reports the others."""
+    ids = side.rotations.layer_ids
+    if geometry is None:
+        if strict and not _without_gaps(ids):
+            message = f"its layers are {_shown(ids)}: name the model to check against its layers"
+            reject("layers.gaps", message, path=side.path)
+        return
+    layers = {*geometry.attention_layers}
+    if missing := sorted(layers - {*ids}):
+        message = f"attention layer {missing[0]} is missing ({len(missing)} in all)"
+        reject("layers.missing", message, path=side.path)
+    if extra := sorted({*ids} - layers):
+        message = f"layer {extra[0]} is no attention layer ({len(extra)} in all)"
+        reject("layers.extra", message, path=side.path)
+
+
+def _without_gaps(ids: tuple[int, ...]) -> bool:
+    return ids == tuple(range(len(ids)))
+
+
+def _shown(ids: tuple[int, ...]) -> str:
+    first = ", ".join(map(str, ids[:3]))
+    return f"{first} .. {ids[-1]}" if len(ids) > 4 else ", ".join(map(str, ids))

@@ -109,10 +109,8 @@ class _Machine:
                 self.bad("limit", f"the pickle has more than {MAX_OPCODES} opcodes")
             step = _STEPS.get(code)
             if step is None:
-                self.bad(
-                    "opcode",
-                    f"the pickle uses the opcode 0x{code.hex()}, which no rotation file needs",
-                )
+                message = f"the pickle uses the opcode 0x{code.hex()}, which no rotation file needs"
+                self.bad("opcode", message)
             step(self)
             if len(self.stack) > MAX_STACK or len(self.marks) > MAX_MARKS:
                 self.bad("limit", "the pickle needs too much stack")
@@ -190,10 +188,8 @@ class _Machine:
     def global_name(self) -> None:
         name = f"{self.line()} {self.line()}"
         if _OTHER_STORAGE.fullmatch(name) and name != _STORAGE:
-            self.bad_tensor(
-                "dtype",
-                f"a tensor is stored as {name.removeprefix('torch ')}, only float32 is read",
-            )
+            message = f"a tensor is stored as {name.removeprefix('torch ')}, only float32 is read"
+            self.bad_tensor("dtype", message)
         if name not in (_REBUILD, _STORAGE, _ORDERED):
             self.bad("global", f"the pickle asks for {name[:80]!a}, which no rotation file needs")
         self.stack.append(_Global(name))

@@ -35,8 +35,6 @@ from oscar_zoo.artifact.pickle_reader import TensorRef
 from oscar_zoo.errors import MalformedFile, UnsupportedFormat
 
 _LEGACY = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-
-
 MAX_HEAD_DIM = 1024
 MAX_LAYER_ID = 1 << 16
 MAX_MULTIPLICATIONS = 1 << 34
@@ -57,36 +55,27 @@ _VERSION_3_OBJECTIVE = re.compile(r"[a-z][a-z0-9]{0,20}(_[a-z0-9]{1,20}){1,4}")
 _TRANSFORM_NAME = re.compile(r"[a-z][a-z0-9_-]{0,40}")
 _HEX = re.compile(r"[0-9a-f]{1,64}")
 
-_TEXT, _COUNT, _NUMBER = (str,), (int,), (int, float)
+_TEXT, _TEXT_OR_NONE, _COUNT, _NUMBER = (str,), (str, type(None)), (int,), (int, float)
 _CALIBRATION: Mapping[str, tuple[type, ...]] = {
-    "generation_id": _TEXT,
-    "model_path": (*_TEXT, type(None)),
-    "model_revision": (*_TEXT, type(None)),
-    "prompt_sha256": (*_TEXT, type(None)),
-    "tokens": _COUNT,
-    "max_tokens": _COUNT,
-    "global_q_heads": _COUNT,
-    "global_kv_heads": _COUNT,
-    "tp_size": _COUNT,
+    **dict.fromkeys(("generation_id", "accumulator_dtype", "fitter"), _TEXT),
+    **dict.fromkeys(("model_path", "model_revision", "prompt_sha256"), _TEXT_OR_NONE),
+    **dict.fromkeys(("tokens", "max_tokens", "tp_size"), _COUNT),
+    **dict.fromkeys(("global_q_heads", "global_kv_heads"), _COUNT),
     "post_rope": (bool,),
-    "accumulator_dtype": _TEXT,
     "created_at_unix": _NUMBER,
-    "fitter": _TEXT,
 }
 _CALIBRATION_3: Mapping[str, tuple[type, ...]] = {
     **_CALIBRATION,
-    "init": (*_TEXT, type(None)),
-    "init_objective": (*_TEXT, type(None)),
+    **dict.fromkeys(("init", "init_objective"), _TEXT_OR_NONE),
     "steps": _COUNT,
     "lr": _NUMBER,
-    "k_quant": (*_TEXT, bool, *_NUMBER, type(None)),
-    "v_quant": (*_TEXT, bool, *_NUMBER, type(None)),
+    **dict.fromkeys(("k_quant", "v_quant"), (*_TEXT_OR_NONE, bool, *_NUMBER)),
 }
 
 
 def read_rotation(data: bytes, *, what: str) -> RotationSet:
-    """Parse a whole untrusted rotation file of format_version 1, 2 or 3. Arrays are read-only
-    float32 views into `data`, or copies where it is not aligned."""
+    """Parse a whole untrusted rotation file. Arrays are read-only float32 views into `data`, or
+    copies where it is not aligned."""
     _name_kind(data, what)
     records = archive.read_archive(data, what=what)
     top = pickle_reader.load(records[archive.PICKLE], what=what)
@@ -94,58 +83,43 @@ def read_rotation(data: bytes, *, what: str) -> RotationSet:
 
 
 def _name_kind(data: bytes, what: str) -> None:
-    """Raise for things people take for a rotation file, by name."""
-    mistaken = mistaken_content(data)
-    if mistaken is not None:
+    if (mistaken := mistaken_content(data)) is not None:
         reason, words, hint = mistaken
         raise MalformedFile(reason, f"{what} is {words}.", hint=hint)
     if data.startswith(_LEGACY):
-        raise MalformedFile(
-            "file.legacy_pickle",
-            f"{what} is a bare pickle, not an archive.",
-            hint="only files of torch >= 1.6 are read",
-        )
+        message = f"{what} is a bare pickle, not an archive; only files of torch >= 1.6 are read."
+        raise MalformedFile("file.legacy_pickle", message)
     if data.startswith(b"GGUF"):
         raise UnsupportedFormat("gguf", f"{what} is a GGUF file, not a rotation file.")
     if not data.startswith(b"PK"):
-        raise MalformedFile(
-            "file.unknown", f"{what} is not a rotation file (it starts with {data[:4]!r})."
-        )
+        message = f"{what} is not a rotation file (it starts with {data[:4]!r})."
+        raise MalformedFile("file.unknown", message)
 
 
 def build(top: Any, records: Mapping[str, memoryview], *, what: str) -> RotationSet:
     """Check the value of a pickle against the schemas and attach the tensors."""
-    _refuse_other_kinds(top, what)
+    if kind := _other_kind(top):
+        message = f"{what} is a {kind} file, not a rotation file."
+        raise UnsupportedFormat(kind, message, hint=_KIND_HINTS[kind])
     return _Builder(top, records, what).build()
 
 
-def _refuse_other_kinds(top: Any, what: str) -> None:
-    kind = ""
+def _other_kind(top: Any) -> str | None:
     if type(top) is TensorRef:
-        kind = "mla_latent" if top.shape == (512, 512) else ""
-    elif any(
-        key in top
-        for key in ("codebooks", "codebooks_per_layer", "codebooks_stage1", "codebooks_stage2")
-    ):
-        kind = "pq_codebooks"
-    elif str(top.get("format_version", "")).startswith("identity-"):
-        kind = "identity"
-    elif "rotation" in top and "layers" not in top and "format_version" not in top:
-        kind = "mla_latent"
-    elif _has_moments(top):
-        kind = "moments"
-    if kind:
-        raise UnsupportedFormat(
-            kind, f"{what} is a {kind} file, not a rotation file.", hint=_KIND_HINTS[kind]
-        )
-
-
-def _has_moments(top: Mapping[Any, Any]) -> bool:
+        return "mla_latent" if top.shape == (512, 512) else None
+    if any(key in top for key in _CODEBOOKS):
+        return "pq_codebooks"
+    if str(top.get("format_version", "")).startswith("identity-"):
+        return "identity"
+    if "rotation" in top and "layers" not in top and "format_version" not in top:
+        return "mla_latent"
     layers = top.get("layers")
     first = next(iter(layers.values()), None) if type(layers) is dict else None
-    return any(type(block) is dict and ("M_q" in block or "S_v" in block) for block in (top, first))
+    moments = (type(x) is dict and ("M_q" in x or "S_v" in x) for x in (top, first))
+    return "moments" if any(moments) else None
 
 
+_CODEBOOKS = ("codebooks", "codebooks_per_layer", "codebooks_stage1", "codebooks_stage2")
 _KIND_HINTS = {
     "mla_latent": "rotations of MLA latents cannot be served by this version",
     "pq_codebooks": "product-quantisation codebooks are never loaded",
@@ -156,9 +130,7 @@ _KIND_HINTS = {
 
 class _Builder:
     def __init__(self, top: Any, records: Mapping[str, memoryview], what: str) -> None:
-        self.top = top
-        self.records = records
-        self.what = what
+        self.top, self.records, self.what = top, records, what
         self.users: dict[str, str] = {}
         self.arrays: dict[str, Array] = {}
 
@@ -173,22 +145,20 @@ class _Builder:
             self.bad("schema.foreign", "the file has none of the fields of a rotation")
         version = self.top.get("format_version")
         if type(version) is not int or version not in GROUPINGS:
-            known = "{} and {}".format(", ".join(map(str, [*GROUPINGS][:-1])), max(GROUPINGS))
-            self.bad("schema.version", f"format_version is {ascii(version)[:60]}; {known} are read")
-        required |= {"transform"} if version == 3 else set()
-        self.keys(self.top, required, {"calibration"}, "the file")
+            self.bad("schema.version", f"format_version is {ascii(version)[:60]}; 1 to 3 are read")
+        self.version = version
+        self.keys(self.top, required | ({"transform"} if version == 3 else set()), {"calibration"})
         grouping = GROUPINGS[version].get(self.text("source_grouping"))
         if grouping is None:
-            self.bad(
-                "schema.grouping",
-                f"source_grouping {ascii(self.top['source_grouping'])[:80]} in format {version}",
-            )
-        self.version, self.grouping, self.objective = version, grouping, self.text("objective")
-        self.transform()
-        layers = tuple(
-            self.layer(key, entry) for key, entry in sorted(self.layer_entries().items())
-        )
-        self.uniform(layers)
+            said = ascii(self.top["source_grouping"])[:80]
+            self.bad("schema.grouping", f"source_grouping {said} in format {version}")
+        self.grouping, self.objective = grouping, self.text("objective")
+        self.orthogonal, self.centered = True, False
+        self.role: Role | None = None
+        self.name = self.transform_of_block() if version == 3 else self.transform_of_objective()
+        entries = sorted(self.layer_entries().items())
+        layers = tuple(self.layer(key, entry) for key, entry in entries)
+        self.check_uniform(layers)
         unused = {name for name in self.records if name.startswith(DATA)} - set(self.users)
         if unused:
             self.bad("tensor.orphan", f"no tensor uses the record {min(unused)}")
@@ -205,16 +175,18 @@ class _Builder:
         )
 
     def keys(
-        self, block: Mapping[Any, Any], required: set[str], optional: set[str], where: str
+        self,
+        block: Mapping[Any, Any],
+        required: set[str],
+        optional: set[str],
+        where: str = "the file",
     ) -> None:
         missing, unknown = required - block.keys(), block.keys() - required - optional
         if missing:
             self.bad("schema.missing", f"{where} has no {', '.join(sorted(missing))}")
         if unknown:
-            self.bad(
-                "schema.unknown_key",
-                f"{where} has the unknown key {ascii(min(unknown, key=str))[:80]}",
-            )
+            said = ascii(min(unknown, key=str))[:80]
+            self.bad("schema.unknown_key", f"{where} has the unknown key {said}")
 
     def text(self, key: str) -> str:
         value = self.top[key]
@@ -222,55 +194,40 @@ class _Builder:
             self.bad("schema.type", f"{key} is not a text")
         return value
 
-    def transform(self) -> None:
-        """The set's name, whether it is orthogonal and centered, and its role. Formats 1 and 2 say
-        it in the objective, format 3 in the transform block."""
-        self.orthogonal, self.centered = True, False
-        self.role: Role | None = None
+    def transform_of_objective(self) -> str:
         hessian, _, composition = self.objective.partition("_")
-        if self.version == 3:
-            self.transform_block()
-        elif hessian in HESSIANS and composition in COMPOSITIONS:
-            self.name = "oscar"
-        elif self.version == 1 and self.objective in ("hadamard", "uresidual"):
-            self.name = self.objective
-        elif self.version == 2 and self.objective == PER_HEAD_OBJECTIVE:
-            self.name = "oscar"
-        else:
-            self.bad(
-                "schema.objective",
-                f"unknown objective {ascii(self.objective)[:80]} in format {self.version}",
-            )
+        per_head = self.version == 2 and self.objective == PER_HEAD_OBJECTIVE
+        if per_head or (hessian in HESSIANS and composition in COMPOSITIONS):
+            return "oscar"
+        if self.version != 1 or self.objective not in ("hadamard", "uresidual"):
+            self.bad_objective()
+        return self.objective
 
-    def transform_block(self) -> None:
+    def bad_objective(self) -> NoReturn:
+        said = ascii(self.objective)[:80]
+        self.bad("schema.objective", f"unknown objective {said} in format {self.version}")
+
+    def transform_of_block(self) -> str:
         block = self.top["transform"]
         if type(block) is not dict or ("key" in block) == ("value" in block):
-            self.bad(
-                "schema.transform", "the transform block names neither or both of key and value"
-            )
+            message = "the transform block names neither or both of key and value"
+            self.bad("schema.transform", message)
         self.role = "k" if "key" in block else "v"
         word = "key" if self.role == "k" else "value"
-        self.keys(
-            block,
-            {word, "orthogonal"} | ({"centered"} if self.role == "k" else set()),
-            set(),
-            "transform",
-        )
+        more = {"centered"} if self.role == "k" else set()
+        self.keys(block, {word, "orthogonal"} | more, set(), "transform")
         name, orthogonal, centered = block[word], block["orthogonal"], block.get("centered", False)
         if type(name) is not str or _TRANSFORM_NAME.fullmatch(name) is None:
             self.bad("schema.transform", "the name of the transform is not a word")
         if type(orthogonal) is not bool or type(centered) is not bool:
             self.bad("schema.transform", "orthogonal and centered must be true or false")
         if _VERSION_3_OBJECTIVE.fullmatch(self.objective) is None:
-            self.bad(
-                "schema.objective", f"unknown objective {ascii(self.objective)[:80]} in format 3"
-            )
+            self.bad_objective()
         if self.objective[-2:] in ("_k", "_v") and self.objective[-1] != self.role:
-            self.bad(
-                "schema.objective",
-                f"objective {self.objective} contradicts the transform block of {word}s",
-            )
-        self.name, self.orthogonal, self.centered = name, orthogonal, centered
+            message = f"objective {self.objective} contradicts the transform block of {word}s"
+            self.bad("schema.objective", message)
+        self.orthogonal, self.centered = orthogonal, centered
+        return name
 
     def layer_entries(self) -> dict[int, Any]:
         layers = self.top["layers"]
@@ -286,21 +243,16 @@ class _Builder:
     def layer(self, key: int, entry: Any) -> LayerTransform:
         if type(entry) is not dict:
             self.bad("schema.type", f"layer {key} is not a dict")
-        required, optional = {"layer_id", "rotation"}, {"eigenvalues"}
-        if not self.orthogonal and self.role is not None:
-            required.add(PARTNER[self.role])
-        if self.centered:
-            required.add("k_mean")
-        if self.version == 3:
-            required.add("eigenvalues")
-        self.keys(entry, required, optional, f"layer {key}")
+        partner_name = None if self.orthogonal or self.role is None else PARTNER[self.role]
+        required = {"layer_id", "rotation"} | ({partner_name} if partner_name else set())
+        required |= {"k_mean"} if self.centered else set()
+        required |= {"eigenvalues"} if self.version == 3 else set()
+        self.keys(entry, required, {"eigenvalues"}, f"layer {key}")
         if type(entry["layer_id"]) is not int or entry["layer_id"] != key:
             self.bad("layers.id", f"layer {key} calls itself {ascii(entry['layer_id'])[:40]}")
-        forward = self.matrix(entry, "rotation", key)
-        rows = forward.shape[:-1]
-        partner = forward
-        if not self.orthogonal and self.role is not None:
-            partner = self.tensor(entry, PARTNER[self.role], key, forward.shape)
+        forward = self.tensor(entry, "rotation", key, None)
+        shape, rows = forward.shape, forward.shape[:-1]
+        partner = self.tensor(entry, partner_name, key, shape) if partner_name else forward
         mean = self.tensor(entry, "k_mean", key, rows) if self.centered else None
         eigenvalues = None
         if entry.get("eigenvalues") is not None:
@@ -309,42 +261,30 @@ class _Builder:
             self.bad("schema.type", f"the eigenvalues of layer {key} are not a tensor")
         return LayerTransform(key, forward, partner, mean, eigenvalues)
 
-    def matrix(self, entry: Mapping[str, Any], name: str, key: int) -> Array:
-        ref = entry[name]
+    def is_square(self, shape: tuple[int, ...]) -> bool:
+        """Whether a matrix for every head, or for all of them, has this shape."""
+        d = shape[-1]
         rank = 3 if self.grouping == "kv_head" else 2
-        if type(ref) is not TensorRef:
-            self.bad("schema.type", f"{name} of layer {key} is not a tensor")
-        d = ref.shape[-1]
-        if (
-            len(ref.shape) != rank
-            or ref.shape[-2] != d
-            or not has_hadamard(d)
-            or not 2 <= d <= MAX_HEAD_DIM
-        ):
-            self.bad("tensor.shape", f"{name} of layer {key} has the shape {list(ref.shape)}")
-        return self.tensor(entry, name, key, ref.shape)
+        return len(shape) == rank and shape[-2] == d and 2 <= d <= MAX_HEAD_DIM and has_hadamard(d)
 
     def tensor(
-        self, entry: Mapping[str, Any], name: str, key: int, shape: tuple[int, ...]
+        self, entry: Mapping[str, Any], name: str, key: int, shape: tuple[int, ...] | None
     ) -> Array:
-        ref = entry[name]
+        """An array of this shape, or a square one without a `shape`."""
+        ref, place = entry[name], f"{name} of layer {key}"
         if type(ref) is not TensorRef:
-            self.bad("schema.type", f"{name} of layer {key} is not a tensor")
-        if ref.shape != shape:
-            self.bad(
-                "tensor.shape",
-                f"{name} of layer {key} has the shape {list(ref.shape)}, expected {list(shape)}",
-            )
-        user = self.users.setdefault(
-            DATA + ref.key, name if self.objective == "hadamard" else f"{name} of layer {key}"
-        )
-        if user != name and user != f"{name} of layer {key}":
-            self.bad("tensor.shared", f"{name} of layer {key} shares its record with {user}")
+            self.bad("schema.type", f"{place} is not a tensor")
+        if not (self.is_square(ref.shape) if shape is None else ref.shape == shape):
+            self.bad("tensor.shape", f"{place} has the shape {list(ref.shape)}")
+        shared = self.objective == "hadamard"
+        user = self.users.setdefault(DATA + ref.key, name if shared else place)
+        if user not in (name, place):
+            self.bad("tensor.shared", f"{place} shares its record with {user}")
         # One array per record: a shared record costs its own size, however many layers name it.
         if ref.key not in self.arrays:
-            self.arrays[ref.key] = self.array(f"{name} of layer {key}", ref)
+            self.arrays[ref.key] = self.array(place, ref)
         if self.arrays[ref.key].shape != ref.shape:
-            self.bad("tensor.shared", f"{name} of layer {key} shares its record in another shape")
+            self.bad("tensor.shared", f"{place} shares its record in another shape")
         return self.arrays[ref.key]
 
     def array(self, place: str, ref: TensorRef) -> Array:
@@ -357,21 +297,16 @@ class _Builder:
         array.setflags(write=False)
         return array.reshape(ref.shape)
 
-    def uniform(self, layers: tuple[LayerTransform, ...]) -> None:
+    def check_uniform(self, layers: tuple[LayerTransform, ...]) -> None:
         first = layers[0]
         work = len({id(layer.forward) for layer in layers}) * first.forward.size
+        shape = list(first.forward.shape)
         if work * first.forward.shape[-1] > MAX_MULTIPLICATIONS:
-            self.bad(
-                "layers.work",
-                f"{len(layers)} layers of {list(first.forward.shape)} are more than is checked",
-            )
+            self.bad("layers.work", f"{len(layers)} layers of {shape} are more than is checked")
         for layer in layers:
             if layer.forward.shape != first.forward.shape:
-                self.bad(
-                    "layers.shape",
-                    f"layer {layer.layer_id} has the shape {list(layer.forward.shape)}, "
-                    f"layer {first.layer_id} {list(first.forward.shape)}",
-                )
+                message = f"layer {layer.layer_id} has the shape {list(layer.forward.shape)}"
+                self.bad("layers.shape", f"{message}, layer {first.layer_id} {shape}")
             if (layer.eigenvalues is None) != (first.eigenvalues is None):
                 self.bad("layers.eigenvalues", "some layers have eigenvalues and some have none")
 
@@ -382,10 +317,8 @@ class _Builder:
             self.bad("schema.calibration", "calibration is not a dict")
         for key, value in block.items():
             if key not in types or type(value) not in types[key]:
-                self.bad(
-                    "schema.calibration",
-                    f"calibration.{ascii(key)[:60]} is unknown or has a wrong type",
-                )
+                message = f"calibration.{ascii(key)[:60]} is unknown or has a wrong type"
+                self.bad("schema.calibration", message)
             if type(value) is int and key not in ("lr", "k_quant", "v_quant") and value < 0:
                 self.bad("schema.calibration", f"calibration.{key} is negative")
         if "generation_id" in block and _HEX.fullmatch(block["generation_id"]) is None:

@@ -18,7 +18,7 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -43,21 +43,14 @@ _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://model_signing/signature/v1.0"
-_OLDER_PREDICATE = "https://model_signing/Digests/v0.1"
 _OURS = "oscar_zoo"
 
 
 @dataclass(frozen=True)
 class SignatureFile:
-    """A signature that was read; nothing of it is checked against a key yet.
-
-    Attributes:
-        files: path -> sha256 in hex, of every file that is signed.
-        payload: the signed statement.
-        signature: of `signed_bytes`, DER.
-        hint: sha256 of the public key as PEM, or `None`.
-        key: the public key as DER, as the signer says, or `None`.
-    """
+    """A signature that was read; nothing of it is checked against a key yet. `files` are paths and
+    their sha256, `signature` is DER, `hint` the sha256 of the public key as PEM, and `key` the
+    public key as DER, as the signer says."""
 
     files: Mapping[str, str]
     payload: bytes
@@ -67,13 +60,11 @@ class SignatureFile:
 
     @property
     def signed_bytes(self) -> bytes:
-        """What the signature is of: the payload in the encoding of DSSE."""
         return pre_authentication(self.payload)
 
     @classmethod
     @malformed_hint("fetch it again, or ask its publisher to sign it again")
     def from_bytes(cls, data: bytes, what: str = SIGNATURE_NAME) -> Self:
-        """Parse a whole untrusted file."""
         bundle = validated(_Bundle, _json(data, what), code="signature.schema", what=what)
         envelope = bundle.dsse_envelope
         payload = _decoded(envelope.payload, what)
@@ -89,7 +80,6 @@ class SignatureFile:
 
 
 def statement_bytes(artifact: str, files: Mapping[str, str], key: bytes) -> bytes:
-    """The statement to sign."""
     ordered = sorted(files, key=PurePosixPath)
     predicate = {
         "serialization": {
@@ -103,40 +93,26 @@ def statement_bytes(artifact: str, files: Mapping[str, str], key: bytes) -> byte
         ],
         _OURS: {"artifact": artifact, "key": base64.b64encode(key).decode()},
     }
-    return strict_json.pretty_bytes(
-        {
-            "_type": _STATEMENT,
-            "subject": [{"name": artifact, "digest": {"sha256": _root_digest(files, ordered)}}],
-            "predicateType": _PREDICATE,
-            "predicate": predicate,
-        }
-    )
+    subject = {"name": artifact, "digest": {"sha256": _root_digest(files, ordered)}}
+    kinds = {"_type": _STATEMENT, "predicateType": _PREDICATE}
+    return strict_json.pretty_bytes({**kinds, "subject": [subject], "predicate": predicate})
 
 
 def bundle_bytes(payload: bytes, signature: bytes, hint: str) -> bytes:
-    """The file that holds a signed statement."""
     envelope = {
         "payload": base64.b64encode(payload).decode(),
         "payloadType": _PAYLOAD_TYPE,
         "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
     }
-    return strict_json.pretty_bytes(
-        {
-            "mediaType": _MEDIA_TYPE,
-            "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
-            "dsseEnvelope": envelope,
-        }
-    )
+    material = {"publicKey": {"hint": hint}, "tlogEntries": []}
+    bundle = {"verificationMaterial": material, "dsseEnvelope": envelope}
+    return strict_json.pretty_bytes({"mediaType": _MEDIA_TYPE, **bundle})
 
 
 def pre_authentication(payload: bytes) -> bytes:
     """The bytes that a DSSE signature of `payload` is of."""
-    return b"DSSEv1 %d %s %d %s" % (
-        len(_PAYLOAD_TYPE),
-        _PAYLOAD_TYPE.encode(),
-        len(payload),
-        payload,
-    )
+    kind = _PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 class _Closed(BaseModel):
@@ -217,12 +193,8 @@ def _statement(payload: bytes, what: str) -> _Statement:
     value = _json(payload, what)
     kind = value.get("_type"), value.get("predicateType")
     if kind != (_STATEMENT, _PREDICATE):
-        older = ", which is older than version 1.0" if kind[1] == _OLDER_PREDICATE else ""
-        raise MalformedFile(
-            "signature.version",
-            f"{what} has a statement of the kind {str(kind[1])[:80]!r}{older}.",
-            hint="it has to be signed again",
-        )
+        message = f"{what} has a statement of the kind {str(kind[1])[:80]!r}, not {_PREDICATE!r}."
+        raise MalformedFile("signature.version", message, hint="it has to be signed again")
     return validated(_Statement, value, code="signature.schema", what=what)
 
 
@@ -233,12 +205,12 @@ def _listed(statement: _Statement, what: str) -> dict[str, str]:
         try:
             parts = [check_part(part, "file name") for part in row.name.split("/")]
         except InvalidName as error:
-            raise MalformedFile("signature.schema", f"{what}: {error.message}") from None
+            _bad(f"{what}: {error.message}")
         if len(parts) > MAX_PARTS or row.name in files:
-            raise MalformedFile("signature.schema", f"{what} lists {row.name[:80]!r} wrongly.")
+            _bad(f"{what} lists {row.name[:80]!r} wrongly.")
         files[row.name] = row.digest
     if _root_digest(files, files) != statement.subject[0].digest.sha256:
-        raise MalformedFile("signature.schema", f"{what}: its digest is not that of its files.")
+        _bad(f"{what}: its digest is not that of its files.")
     return files
 
 
@@ -246,10 +218,14 @@ def _root_digest(files: Mapping[str, str], ordered: Any) -> str:
     return sha256_hex(b"".join(bytes.fromhex(files[path]) for path in ordered))
 
 
+def _bad(message: str) -> NoReturn:
+    raise MalformedFile("signature.schema", message)
+
+
 def _json(data: bytes, what: str) -> dict[str, Any]:
     value = strict_json.loads(data, what=what, max_bytes=MAX_BYTES)
     if type(value) is not dict:
-        raise MalformedFile("signature.schema", f"{what} is not a JSON object.")
+        _bad(f"{what} is not a JSON object.")
     return value
 
 
@@ -257,4 +233,4 @@ def _decoded(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise MalformedFile("signature.schema", f"{what} has text that is no base64.") from None
+        _bad(f"{what} has text that is no base64.")

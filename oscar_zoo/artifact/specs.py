@@ -58,11 +58,9 @@ def brief(value: int | tuple[int, ...]) -> str:
     """A number, or a list of layers that is cut in the middle when it is long, for messages."""
     if isinstance(value, int):
         return str(value)
-    return (
-        str(list(value))
-        if len(value) <= 6
-        else f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"
-    )
+    if len(value) <= 6:
+        return str(list(value))
+    return f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"
 
 
 class Rope(Spec):
@@ -77,10 +75,7 @@ class Rope(Spec):
 
 
 class Geometry(Spec):
-    """Shape of a model's KV cache.
-
-    `attention_layers` are the decoder layers that own a full-attention cache.
-    """
+    """Shape of a model's KV cache; `attention_layers` own a full-attention cache."""
 
     num_layers: Count
     num_q_heads: Count
@@ -104,7 +99,6 @@ class Geometry(Spec):
         return self.head_dim, self.v_head_dim
 
     def difference(self, other: Geometry) -> str | None:
-        """The first field in which `other` differs, as text for people; `None` when equal."""
         for name in Geometry.model_fields:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -134,17 +128,14 @@ class Clip(Spec):
 
 
 def read_clip(text: str | None) -> Clip | None:
-    """What `--clip K,V` says, or `None` where it was not given."""
     if text is None:
         return None
     try:
         k, v = (float(part) for part in text.split(","))
         return Clip(k=k, v=v)
     except ValueError:
-        raise UsageError(
-            f"--clip {text!r} is not two ratios between 0 and 1.",
-            hint="for example --clip 0.96,0.92; 0 turns it off",
-        ) from None
+        message = f"--clip {text!r} is not two ratios between 0 and 1."
+        raise UsageError(message, hint="for example --clip 0.96,0.92; 0 turns it off") from None
 
 
 MOST_TOKENS = 1 << 20
@@ -193,11 +184,8 @@ class Widths(Spec):
 
     @classmethod
     def uniform(cls, layers: int, *, k: CodeBits, v: CodeBits, clip: Clip) -> Widths:
-        """The same bits in each of `layers` layers.
-
-        Codes of 2 bits have the ratios of `clip`, and codes of 4 bits are not clipped: clips belong
-        to a width, and those of 2 bits cut off too much at 4.
-        """
+        """The same bits in each layer. Clips belong to a width: codes of 2 bits have the ratios of
+        `clip`, and codes of 4 bits are not clipped."""
 
         def side(bits: CodeBits, ratio: float) -> SideWidths:
             kept = ratio if bits == 2 and clip.algorithm != "none" else 0.0
@@ -207,24 +195,17 @@ class Widths(Spec):
 
     @property
     def mean_bits(self) -> float:
-        """Bits of a code, on average over layers and over keys and values of one width."""
         both = (*self.k.bits, *self.v.bits)
         return sum(both) / len(both)
 
     def to_bytes(self) -> bytes:
-        """The content of the payload file `widths.json`; equal widths have equal bytes."""
         return strict_json.pretty_bytes({"schema": WIDTHS_SCHEMA, **self.model_dump(mode="json")})
 
 
 class ServingRecipe(Spec):
-    """Exact serving settings of an artifact.
-
-    `group_size` is the number of consecutive channels that share a scale and an offset. Where K
-    and V rows differ in width it is the most of them, as `oscar_kernels.spec.group_channels` says;
-    `scale_dtype` the type these two are stored in; `requires` the capabilities an engine must
-    declare to load the artifact. Codes have `bits`, and rows are clipped at `clip`, unless `widths`
-    says both for each layer and side; the quantizer is another one then.
-    """
+    """Exact serving settings of an artifact. `group_size` channels share a scale and an offset;
+    where K and V rows differ in width it is the most of them. Codes have `bits`, and rows are
+    clipped at `clip`, unless `widths` says both for each layer and side."""
 
     bits: Annotated[int, Field(ge=2, le=2)] = 2
     group_size: Count
@@ -247,7 +228,6 @@ class ServingRecipe(Spec):
 
     @model_serializer(mode="wrap")
     def _without_absent_widths(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Widths that are absent are not written, so that old readers read the rest."""
         value: dict[str, Any] = write(self)
         if self.widths is None:
             value.pop("widths", None)
@@ -259,17 +239,14 @@ class ServingRecipe(Spec):
         return (self.widths.mean_bits if self.widths else self.bits) + 32 / self.group_size
 
     def code_bits(self, role: Literal["k", "v"], index: int) -> int:
-        """Bits of the codes of one side in the attention layer `index`, counted from 0."""
         return getattr(self.widths, role).bits[index] if self.widths else self.bits
 
     def clip_ratio(self, role: Literal["k", "v"], index: int) -> float:
-        """Clip ratio of one side in the attention layer `index`; 0 means no clipping."""
         if self.widths is not None:
             return float(getattr(self.widths, role).clip[index])
         return 0.0 if self.clip.algorithm == "none" else float(getattr(self.clip, role))
 
     def with_widths(self, widths: Widths | None) -> ServingRecipe:
-        """A copy with these widths; `None` for codes of 2 bits everywhere."""
         quantizer = QUANTIZER if widths is None else MIXED_QUANTIZER
         return self.model_copy(update={"widths": widths, "quantizer": quantizer})
 
@@ -281,12 +258,10 @@ class ServingRecipe(Spec):
         sink: int | None = None,
         recent: int | None = None,
     ) -> ServingRecipe:
-        """A copy of this recipe in which the given settings replace its own; `None` keeps them."""
+        """A copy in which the given settings replace its own."""
         if clip is not None and self.widths is not None:
-            raise UsageError(
-                "the recipe has a clip ratio for each layer, which --clip does not change.",
-                hint="leave out --clip",
-            )
+            message = "the recipe has a clip ratio for each layer, which --clip does not change."
+            raise UsageError(message, hint="leave out --clip")
         given = {"clip": clip, "group_size": group_size}
         changes: dict[str, object] = {n: value for n, value in given.items() if value is not None}
         tokens = {"sink": sink, "recent": recent}
@@ -353,14 +328,8 @@ class Paired(Spec):
         return self
 
 
-_LATER: Final = (
-    "thinking",
-    "hardware",
-    "tokens",
-    "responses_sha256",
-    "calibrated_on",
-    "values",
-    "paired",
+_LATER: Final = tuple(
+    "thinking hardware tokens responses_sha256 calibrated_on values paired".split()
 )
 """Keys of a score that readers of version 0.1.0 do not know and refuse."""
 
@@ -430,7 +399,6 @@ class Score(Spec):
 
     @model_serializer(mode="wrap")
     def _without_later_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A key of `_LATER` that says nothing is not written, so that old readers read the rest."""
         value: dict[str, Any] = write(self)
         return {key: said for key, said in value.items() if said is not None or key not in _LATER}
 
@@ -440,10 +408,10 @@ LONGEST_PLACE = 120
 """Characters of the place of an error that a message has."""
 
 
-def validated(kind: type[M], value: Any, *, code: str, what: str, hint: str | None = None) -> M:
-    """The strict model `kind` of a plain value, such as `strict_json.loads` gives. The value goes
-    through JSON once more, because strict validation of Python values would refuse a list where a
-    tuple is meant. `code` is the `reason` of the error, such as `manifest.schema`."""
+def validated(kind: type[M], value: Any, *, code: str, what: str) -> M:
+    """The strict model `kind` of a plain value. The value goes through JSON once more, because
+    strict validation of Python values would refuse a list where a tuple is meant. `code` is the
+    `reason` of the error."""
     try:
         return kind.model_validate_json(json.dumps(value, default=str))
     except ValidationError as error:
@@ -451,7 +419,7 @@ def validated(kind: type[M], value: Any, *, code: str, what: str, hint: str | No
         place = ".".join(map(str, first["loc"]))[:LONGEST_PLACE]
         cause = first["msg"].removeprefix("Value error, ").rstrip(".")
         said = f"{place}: {cause}" if place else cause
-        raise MalformedFile(code, f"{what}: {said}.", hint=hint) from None
+        raise MalformedFile(code, f"{what}: {said}.") from None
 
 
 class Closed(GenerateJsonSchema):
@@ -490,15 +458,13 @@ def check_groups(
     try:
         check_group_size(dims, group_size)
     except ValueError as error:
-        raise UsageError(
-            f"a group size of {group_size} does not go with {model}: {error}.",
-            hint=f"use {option.format(largest_group(dims))}",
-        ) from None
+        message = f"a group size of {group_size} does not go with {model}: {error}."
+        raise UsageError(message, hint=f"use {option.format(largest_group(dims))}") from None
 
 
 def largest_group(dims: tuple[int, int]) -> int:
-    """The largest group size for rows of K and of V: one that divides both, or one row of the
-    narrower of them where no common divisor cuts both into 1, 2 or 4 groups."""
+    """The largest group size for both rows: their common divisor where that cuts both into 1, 2 or
+    4 groups, else one row of the narrower of them."""
     common = math.gcd(*dims)
     both = all(width // common in GROUPS for width in dims)
     return common if both else min(dims)

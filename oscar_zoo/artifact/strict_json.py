@@ -28,97 +28,91 @@ Json = Any
 def loads(
     data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES, infinite: bool = False
 ) -> Json:
-    """Parse a whole untrusted document, strict UTF-8 without a byte-order mark."""
-    if len(data) > max_bytes:
-        raise MalformedFile(
-            "json.size", f"{what} has {len(data)} bytes, at most {max_bytes} are read."
-        )
     try:
-        text = data.decode("utf-8", "strict")
-    except UnicodeDecodeError as error:
-        raise MalformedFile("json.encoding", f"{what} is not UTF-8 (byte {error.start}).") from None
-    if text.startswith("\ufeff"):
-        raise MalformedFile("json.encoding", f"{what} starts with a byte-order mark.")
-    _check_depth(text, what)
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=lambda pairs: _unique(pairs, what),
-            parse_constant=lambda name: _constant(name, what, infinite),
-            parse_int=lambda digits: _integer(digits, what),
-            parse_float=lambda digits: _float(digits, what),
-        )
-    except json.JSONDecodeError as error:
-        raise MalformedFile(
-            "json.syntax",
-            f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.",
-        ) from None
-    _check_text(value, what)  # text outside of any object
-    return value
+        return _loads(data, max_bytes, infinite)
+    except MalformedFile as error:
+        raise MalformedFile(error.reason, f"{what} {error.message}.") from None
 
 
 def canonical_bytes(value: Json) -> bytes:
-    """The only byte form of `value`: sorted keys, separators `,` and `:`, UTF-8, no newline, no
-    NaN."""
+    """The only byte form of `value`: sorted keys, no spaces, UTF-8, no newline."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
 
 
 def pretty_bytes(value: Json) -> bytes:
-    """The form for files people read: sorted keys, one space of indent, UTF-8, final newline.
-    Refuses NaN."""
+    """The form for files people read: one space of indent, final newline."""
     return (
         json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     ).encode()
 
 
-def _check_depth(text: str, what: str) -> None:
+def _loads(data: bytes, max_bytes: int, infinite: bool) -> Json:
+    if len(data) > max_bytes:
+        raise MalformedFile("json.size", f"has {len(data)} bytes, at most {max_bytes} are read")
+    try:
+        text = data.decode("utf-8", "strict")
+    except UnicodeDecodeError as error:
+        raise MalformedFile("json.encoding", f"is not UTF-8 (byte {error.start})") from None
+    if text.startswith("\ufeff"):
+        raise MalformedFile("json.encoding", "starts with a byte-order mark")
+    _check_depth(text)
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=lambda name: _number(name, infinite=infinite),
+            parse_int=_integer,
+            parse_float=_number,
+        )
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise MalformedFile("json.syntax", f"is not JSON: {error.msg} at {place}") from None
+    _check_text(value)  # text outside of any object
+    return value
+
+
+def _check_depth(text: str) -> None:
     depth = 0
     for found in _BRACKETS.finditer(text):
         if found[0] in "[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise MalformedFile("json.depth", f"{what} nests deeper than {MAX_DEPTH} levels.")
+                raise MalformedFile("json.depth", f"nests deeper than {MAX_DEPTH} levels")
         elif found[0] in "]}":
             depth -= 1
 
 
-def _unique(pairs: list[tuple[str, Json]], what: str) -> dict[str, Json]:
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     result: dict[str, Json] = {}
     for key, value in pairs:
         if key in result:
-            raise MalformedFile(
-                "json.duplicate_key", f"{what} has the key {key[:80]!r} twice in one object."
-            )
+            message = f"has the key {key[:80]!r} twice in one object"
+            raise MalformedFile("json.duplicate_key", message)
         for text in (key, value):
-            _check_text(text, what)
+            _check_text(text)
         result[key] = value
     return result
 
 
-def _check_text(value: Json, what: str) -> None:
+def _check_text(value: Json) -> None:
     if type(value) is list:
         for item in value:
-            _check_text(item, what)
+            _check_text(item)
     elif type(value) is str and any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in value):
-        raise MalformedFile("json.encoding", f"{what} has text with a lone surrogate or a NUL.")
+        raise MalformedFile("json.encoding", "has text with a lone surrogate or a NUL")
 
 
-def _constant(name: str, what: str, infinite: bool) -> float:
-    if infinite and name != "NaN":
-        return float(name)
-    raise MalformedFile("json.number", f"{what} has the number {name}.")
-
-
-def _integer(digits: str, what: str) -> int:
+def _integer(digits: str) -> int:
     if len(digits) > 17 or abs(int(digits)) >= MAX_INT:
-        raise MalformedFile("json.number", f"{what} has an integer of 2^53 or more.")
+        raise MalformedFile("json.number", "has an integer of 2^53 or more")
     return int(digits)
 
 
-def _float(digits: str, what: str) -> float:
+def _number(digits: str, *, infinite: bool = False) -> float:
     value = float(digits)
-    if len(digits) > 64 or not math.isfinite(value):
-        raise MalformedFile("json.number", f"{what} has a number out of range.")
+    allowed = math.isfinite(value) or (infinite and not math.isnan(value))
+    if len(digits) > 64 or not allowed:
+        raise MalformedFile("json.number", f"has the number {digits[:64]}, which is out of range")
     return value

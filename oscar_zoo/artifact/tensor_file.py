@@ -41,8 +41,7 @@ def write(
     *,
     checksum: bool = False,
 ) -> bytes:
-    """The canonical file of float32 or float64 `tensors`, in sorted order of names. `metadata` goes
-    into the header, with a `CHECKSUM` where one is wanted."""
+    """The canonical file of float32 or float64 `tensors`, sorted by name."""
     kept = dict(metadata or {})
     header: dict[str, Any] = {}
     content: list[bytes] = []
@@ -51,11 +50,8 @@ def write(
         dtype: Dtype = "F64" if tensors[name].dtype == np.float64 else "F32"
         content.append(np.ascontiguousarray(tensors[name], dtype=_STORED[dtype]).tobytes())
         end = position + len(content[-1])
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(tensors[name].shape),
-            "data_offsets": [position, end],
-        }
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, end]}
         position = end
     if checksum:
         kept[CHECKSUM] = _checksum(kept, content)
@@ -67,21 +63,17 @@ def write(
 
 
 def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
-    """Parse a whole untrusted file of float32 tensors without metadata: read-only arrays by
-    name."""
+    """Parse a whole untrusted file of float32 tensors without metadata; arrays are read-only."""
     header, body = _split(data, what, MAX_HEADER)
-    return {
-        name: np.asarray(array, dtype=np.float32)
-        for name, array in _tensors(header, body, "F32", what).items()
-    }
+    tensors = _tensors(header, body, "F32", what)
+    return {name: np.asarray(array, dtype=np.float32) for name, array in tensors.items()}
 
 
 def read_with_metadata(
     data: bytes, *, what: str, max_header: int
 ) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
-    """Parse a whole untrusted file of float64 tensors with metadata and at most `max_header` bytes
-    of header: read-only arrays by name, which are views of `data`, and the metadata. A `CHECKSUM`
-    is checked where the file has one, and left out."""
+    """Parse a whole untrusted file of float64 tensors with metadata: read-only views of `data`, and
+    the metadata. A `CHECKSUM` is checked where the file has one, and left out."""
     header, body = _split(data, what, max_header)
     metadata = header.pop(METADATA, {})
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
@@ -102,7 +94,6 @@ def check_start(path: Path) -> None:
 
 
 def _split(data: bytes, what: str, max_header: int) -> tuple[dict[str, Any], memoryview]:
-    """The parsed header and the bytes after it."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(max_header, len(data) - 8):
         _no_header(what)
@@ -115,7 +106,6 @@ def _split(data: bytes, what: str, max_header: int) -> tuple[dict[str, Any], mem
 
 
 def _checksum(metadata: Mapping[str, str], content: Iterable[bytes | memoryview]) -> str:
-    """See `CHECKSUM`; nothing is copied."""
     digest = hashlib.sha256()
     for key in sorted(metadata):
         digest.update(metadata[key].encode())
@@ -130,15 +120,10 @@ def _tensors(
     stored = _STORED[dtype]
     tensors: dict[str, Array] = {}
     position = 0
-    for name, (shape, start, end) in sorted(
-        ((name, _entry(name, entry, dtype, what)) for name, entry in header.items()),
-        key=lambda item: item[1][1],
-    ):
-        if (
-            start != position
-            or end - start != stored.itemsize * math.prod(shape)
-            or end > len(body)
-        ):
+    entries = [(name, *_entry(name, entry, dtype, what)) for name, entry in header.items()]
+    for name, shape, start, end in sorted(entries, key=lambda entry: entry[2]):
+        size = stored.itemsize * math.prod(shape)
+        if start != position or end - start != size or end > len(body):
             _bad("gap", f"{what}: {name[:60]!r} does not lie where it must.")
         tensors[name] = np.require(
             np.frombuffer(body[start:end], dtype=stored), requirements=["A"]
@@ -157,17 +142,11 @@ def _entry(name: str, entry: Any, dtype: Dtype, what: str) -> tuple[tuple[int, .
     shape, offsets = entry["shape"], entry["data_offsets"]
     if entry["dtype"] != dtype:
         _bad("dtype", f"{what}: {name[:60]!r} is not {'float32' if dtype == 'F32' else 'float64'}.")
-    if (
-        type(shape) is not list
-        or len(shape) > 4
-        or not all(type(n) is int and 0 < n < MAX_AXIS for n in shape)
-    ):
+    small = type(shape) is list and len(shape) <= 4
+    if not small or not all(type(n) is int and 0 < n < MAX_AXIS for n in shape):
         _bad("shape", f"{what}: {name[:60]!r} has a shape out of range.")
-    if (
-        type(offsets) is not list
-        or len(offsets) != 2
-        or not all(type(n) is int and n >= 0 for n in offsets)
-    ):
+    two = type(offsets) is list and len(offsets) == 2
+    if not two or not all(type(n) is int and n >= 0 for n in offsets):
         _bad("entry", f"{what}: {name[:60]!r} has offsets out of range.")
     return tuple(shape), offsets[0], offsets[1]
 

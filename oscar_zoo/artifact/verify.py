@@ -2,17 +2,19 @@
 failure.
 
 Pure: it sees bytes in memory, the very bytes that are hashed, parsed and later served. Nothing here
-trusts a name, a manifest or a file size. A stage returns what it found, or the reason why the
-artifact must not be used; the outcome has one `Check` for each, also for those not reached.
+trusts a name, a manifest or a file size. A stage returns what it found, or raises the reason why
+the artifact must not be used; the outcome has one `Check` for each, also for those not reached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NoReturn
 
 from oscar_zoo.artifact import checks, pairing, statistics
-from oscar_zoo.artifact.checks import CheckFinding, Problem, over_cores
+from oscar_zoo.artifact.checks import Finding, over_cores
 from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.manifest import (
@@ -28,9 +30,11 @@ from oscar_zoo.artifact.outcome import (
     Grade,
     Level,
     Outcome,
+    Refused,
     Rejected,
     Unsupported,
     Verified,
+    reject,
 )
 from oscar_zoo.artifact.pairing import PairSide
 from oscar_zoo.artifact.reader import read_rotation
@@ -41,11 +45,6 @@ PAYLOAD_SUFFIXES = (SUFFIX, ".safetensors", ".gguf")
 _NO_WEIGHTS = (
     "not checked: no weights of a model are read; to measure with the model: oscar-zoo eval"
 )
-_NO_STATISTICS = "not checked: no statistics in this artifact"
-
-
-_Result = CheckFinding | Problem | DigestMismatch | Unsupported
-_ROLES: tuple[Role, ...] = ("k", "v")
 
 
 def verify_files(
@@ -74,76 +73,89 @@ def verify_files(
     """
     if expected_digest is not None and (mismatch := _compare_digest(what, files, expected_digest)):
         return mismatch
-    outcome = Verification(files, manifest, expected, geometry, name_hint, strict).run()
+    outcome = _Verification(files, manifest, expected, geometry, name_hint, strict).run()
     listed = bool(expected) or manifest is not None or FILE_NAME in files
     if expected_digest is None or listed or not isinstance(outcome, Verified):
         return outcome
-    checked = Check(
-        "bytes", "ok", f"{outcome.checks[0].detail.split(';')[0]}; the digest is the expected one"
-    )
+    seen = outcome.checks[0].detail.split(";")[0]
+    checked = Check("bytes", "ok", f"{seen}; the digest is the expected one")
     return replace(outcome, checks=(checked, *outcome.checks[1:]))
 
 
 def _compare_digest(name: str, files: Mapping[str, bytes], want: str) -> DigestMismatch | None:
     payload = [file_digest(name, data) for name, data in files.items() if name != FILE_NAME]
     got = artifact_digest(payload)
-    accepted = {got} | ({"sha256:" + payload[0].sha256} if len(payload) == 1 else set())
-    if "sha256:" + want.removeprefix("sha256:") in accepted:
+    of_one = "sha256:" + payload[0].sha256 if len(payload) == 1 else got
+    if "sha256:" + want.removeprefix("sha256:") in (got, of_one):
         return None
-    shown = min(accepted - {got}, default=got)
-    return DigestMismatch(
-        name, want, shown, (Check("bytes", "failed", f"digest is {shown}, expected {want}"),)
-    )
+    failed = Check("bytes", "failed", f"digest is {of_one}, expected {want}")
+    return DigestMismatch(name, want, of_one, (failed,))
 
 
-@dataclass
-class Verification:
-    """One run over one artifact; arguments as in `verify.verify_files`."""
+@contextmanager
+def _of_file(path: str) -> Iterator[None]:
+    """Make a refusal of what the reader of the file `path` refuses."""
+    try:
+        yield
+    except UnsupportedFormat as error:
+        raise Refused(Unsupported(error.reason, error.message)) from None
+    except MalformedFile as error:
+        reject(error.reason, error.message, path=path)
 
-    files: Mapping[str, bytes]
-    manifest: Manifest | None
-    expected: Sequence[FileDigest] | None
-    geometry: Geometry | None
-    name_hint: str
-    strict: bool
-    sets: dict[str, RotationSet] = field(default_factory=dict)
-    sides: dict[Role, PairSide] = field(default_factory=dict)
-    grade: Grade = "fp64"
-    level: Level = "structural"
-    digests: dict[str, FileDigest] = field(default_factory=dict)
-    deferred: Problem | None = None
+
+class _Verification:
+    """One run over one artifact; arguments as of `verify_files`."""
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        manifest: Manifest | None,
+        expected: Sequence[FileDigest] | None,
+        geometry: Geometry | None,
+        name_hint: str,
+        strict: bool,
+    ) -> None:
+        self.files, self.manifest, self.expected = files, manifest, expected
+        self.geometry, self.name_hint, self.strict = geometry, name_hint, strict
+        self.sets: dict[str, RotationSet] = {}
+        self.sides: dict[Role, PairSide] = {}
+        self.grade: Grade = "fp64"
+        self.level: Level = "structural"
+        self.deferred: Refused | None = None
+        digests = over_cores(lambda item: file_digest(*item), sorted(files.items()))
+        self.digests = {found.path: found for found in digests}
 
     def run(self) -> Outcome:
-        """Run the stages."""
-        stages: tuple[tuple[str, Callable[[], _Result]], ...] = (
-            ("bytes", self.bytes),
-            ("container", self.container),
-            ("schema", self.schema),
-            ("numeric", self.numeric),
-            ("eigenvalues", lambda: self.each(checks.eigenvalues)),
-            ("content", lambda: self.each(checks.content)),
-            ("roles", lambda: pairing.roles(self.sides, self.manifest, strict=self.strict)),
-            ("model", lambda: pairing.model(self.sides, self.known_geometry, self.manifest)),
-            ("statistics", self.statistics),
-            ("localisation", self.localisation),
-            ("probe", lambda: CheckFinding(_NO_WEIGHTS, "not checked")),
-        )
-        digests = over_cores(lambda item: file_digest(*item), sorted(self.files.items()))
-        self.digests = {found.path: found for found in digests}
+        stages: dict[str, Callable[[], Finding]] = {
+            "bytes": self.bytes,
+            "container": self.container,
+            "schema": self.schema,
+            "numeric": lambda: self.each(self.numeric),
+            "eigenvalues": lambda: self.each(checks.eigenvalues),
+            "content": lambda: self.each(checks.content),
+            "roles": lambda: pairing.roles(self.sides, self.manifest, strict=self.strict),
+            "model": lambda: pairing.model(self.sides, self.known_geometry, self.manifest),
+            "statistics": self.statistics,
+            "localisation": lambda: checks.localisation(
+                {role: side.rotations for role, side in self.sides.items()}
+            ),
+            "probe": lambda: Finding(_NO_WEIGHTS, checked=False),
+        }
         done: list[Check] = []
         warnings: list[str] = []
-        for position, (stage, check) in enumerate(stages):
-            result = check()
-            if isinstance(result, CheckFinding):
-                done.append(Check(stage, result.state, result.detail))
-                warnings += result.warnings
-                continue
-            done.append(Check(stage, "failed", _detail(result)))
-            rest = tuple(
-                Check(name, "not checked", "not reached") for name, _ in stages[position + 1 :]
-            )
-            return _failed(stage, result, (*done, *rest))
-        side = {role: self.sides[role].rotations if role in self.sides else None for role in _ROLES}
+        for stage, check in stages.items():
+            try:
+                found = check()
+            except Refused as refused:
+                done.append(Check(stage, "failed", _detail(refused.failure)))
+                done += [
+                    Check(name, "not checked", "not reached") for name in [*stages][len(done) :]
+                ]
+                failure = replace(refused.failure, checks=tuple(done))
+                return replace(failure, stage=stage) if isinstance(failure, Rejected) else failure
+            done.append(Check(stage, found.state, found.detail))
+            warnings += found.warnings
+        k, v = (self.sides[role].rotations if role in self.sides else None for role in ("k", "v"))
         return Verified(
             level=self.level,
             grade=self.grade,
@@ -151,118 +163,117 @@ class Verification:
             checks=tuple(done),
             files=tuple(self.payload()),
             digest=artifact_digest(self.payload()),
-            k=side["k"],
-            v=side["v"],
+            k=k,
+            v=v,
             manifest=self.manifest,
         )
 
-    def bytes(self) -> _Result:
+    def bytes(self) -> Finding:
         if self.manifest is None and FILE_NAME in self.files:
-            try:
+            with _of_file(FILE_NAME):
                 self.manifest = Manifest.from_bytes(self.files[FILE_NAME])
-            except MalformedFile as error:
-                return Problem(error.reason, error.message, path=FILE_NAME)
-        if self.manifest is not None and (problem := self.unlisted(self.manifest)):
-            return problem
-        if self.manifest is None and WIDTHS_NAME in self.files:
+        if self.manifest is not None:
+            self.refuse_unlisted(self.manifest)
+        elif WIDTHS_NAME in self.files:
             message = f"{WIDTHS_NAME} is there without {FILE_NAME}, whose recipe has these bits"
-            return Problem("widths.no_manifest", message, path=WIDTHS_NAME)
+            reject("widths.no_manifest", message, path=WIDTHS_NAME)
         wanted = [*(self.expected or ()), *((self.manifest and self.manifest.file_digests) or ())]
         for entry in wanted:
             if entry.path not in self.files:
-                return _absent(entry.path)
+                _reject_absent(entry.path)
             got = self.digests[entry.path]
-            if got.size != entry.size:
-                return DigestMismatch(entry.path, f"{entry.size} bytes", f"{got.size} bytes")
-            if got.sha256 != entry.sha256:
-                return DigestMismatch(entry.path, f"sha256:{entry.sha256}", f"sha256:{got.sha256}")
+            for want, has in (
+                (f"{entry.size} bytes", f"{got.size} bytes"),
+                (f"sha256:{entry.sha256}", f"sha256:{got.sha256}"),
+            ):
+                if want != has:
+                    raise Refused(DigestMismatch(entry.path, want, has))
+        payload = self.payload()
         if self.expected is not None:
             known = {entry.path for entry in self.expected}
-            for extra in sorted({entry.path for entry in self.payload()} - known):
+            for extra in sorted({entry.path for entry in payload} - known):
                 message = f"{extra} is not among the files whose digests are known"
-                return Problem("unlisted_file", message, path=extra)
-        size = sum(entry.size for entry in self.payload())
-        count = len(self.payload())
+                reject("unlisted_file", message, path=extra)
+        size, count = sum(entry.size for entry in payload), len(payload)
         summary = f"{count} file{'s' if count != 1 else ''}, {size:,} bytes"
         if not wanted:
-            return CheckFinding(f"{summary}; no digest is known to compare with", "not checked")
-        return CheckFinding(f"{summary}; as listed")
+            return Finding(f"{summary}; no digest is known to compare with", checked=False)
+        return Finding(f"{summary}; as listed")
 
-    def container(self) -> _Result:
+    def container(self) -> Finding:
         if self.manifest is not None and self.manifest.kind != "rotation_pair":
             kind = self.manifest.kind
-            return Unsupported(kind, f"artifacts of kind {kind} cannot be served")
+            raise Refused(Unsupported(kind, f"artifacts of kind {kind} cannot be served"))
         for path in self.rotation_paths():
             try:
-                self.sets[path] = read_rotation(self.files[path], what=path)
-            except UnsupportedFormat as error:
-                return Unsupported(error.reason, error.message)
-            except MalformedFile as error:
-                problem = Problem(error.reason, error.message, path=path)
-                if error.reason.split(".")[0] in ("file", "zip", "pickle"):
-                    return problem
-                self.deferred = self.deferred or problem
-        return CheckFinding("strict archive, all CRCs right, nothing to execute")
+                with _of_file(path):
+                    self.sets[path] = read_rotation(self.files[path], what=path)
+            except Refused as refused:
+                code = refused.failure.code if isinstance(refused.failure, Rejected) else "file"
+                if code.split(".")[0] in ("file", "zip", "pickle"):
+                    raise
+                self.deferred = self.deferred or refused
+        return Finding("strict archive, all CRCs right, nothing to execute")
 
-    def schema(self) -> _Result:
+    def schema(self) -> Finding:
         if self.deferred is not None:
-            return self.deferred
+            raise self.deferred
         sets = sorted(self.sets.items())
         if not 1 <= len(sets) <= 2:
             message = f"{len(sets)} rotation files: {', '.join(sorted(self.sets))}"
-            return Problem("ambiguous_pair", message)
+            reject("ambiguous_pair", message)
         self.sides = pairing.assign([PairSide(name, x, self.label(name)) for name, x in sets])
         for side in self.sides.values():
-            uncovered = pairing.layer_set(side, self.known_geometry, strict=self.strict)
-            if problem := uncovered or self.disagrees(side):
-                return problem
+            pairing.check_layers(side, self.known_geometry, strict=self.strict)
+            self.refuse_other_manifest(side)
         first = next(iter(self.sides.values())).rotations
         heads = f" x {first.num_kv_heads} heads" if first.num_kv_heads else ""
         shape = f"{len(first.layers)} layers{heads} x {first.head_dim}"
-        return CheckFinding(f"{shape}, float32, format_version {first.format_version}")
+        return Finding(f"{shape}, float32, format_version {first.format_version}")
 
-    def numeric(self) -> _Result:
-        findings = []
-        for side in self.sides.values():
-            result = checks.numeric(side.rotations)
-            if isinstance(result, Problem):
-                return result.at(side.path)
-            findings.append(result[0])
-            self.grade = "fp32" if "fp32" in (self.grade, result[1]) else "fp64"
+    def numeric(self, rotations: RotationSet) -> Finding:
+        found, grade = checks.numeric(rotations)
+        self.grade = "fp32" if grade == "fp32" else self.grade
         self.level = "numeric"
-        return self.joined(findings)
+        return found
 
-    def statistics(self) -> _Result:
+    def statistics(self) -> Finding:
         block = self.manifest.statistics if self.manifest is not None else None
         name = block.file if block is not None else STATISTICS_NAME
-        if name not in self.files and block is not None:
-            return Problem("statistics.missing", f"{name} is absent", path=name)
         if name not in self.files:
-            return _unchecked()
+            if block is not None:
+                reject("statistics.missing", f"{name} is absent", path=name)
+            return Finding("not checked: no statistics in this artifact", checked=False)
         if self.manifest is None:
-            return _unchecked("not checked: without a manifest the model is not known")
-        try:
+            return Finding("not checked: without a manifest the model is not known", checked=False)
+        with _of_file(name):
             fingerprint = statistics.read_fingerprint(self.files[name], what=name)
-        except MalformedFile as error:
-            return Problem(error.reason, error.message, path=name)
-        identity = (self.manifest.model.id, self.manifest.model.revision)
+        identity = self.manifest.model.id, self.manifest.model.revision
         found = []
         for side in self.sides.values():
             one = statistics.compare(side.rotations, fingerprint, *identity)
-            both = one or statistics.compare_wush(side.rotations, fingerprint, self.manifest)
-            if both is None:
+            wush = statistics.compare_wush(side.rotations, fingerprint, self.manifest)
+            results = [one] if one else wush
+            if results is None:
                 objective = side.rotations.objective
-                return _unchecked(f"not checked: {objective} has no matrix in these statistics")
-            results = both if isinstance(both, list) else [both]
+                detail = f"not checked: {objective} has no matrix in these statistics"
+                return Finding(detail, checked=False)
             for result in results:
                 if result.worst > statistics.LIMIT:
-                    return _mismatch(side, result)
+                    head = "" if result.head is None else f", KV head {result.head}"
+                    reject(
+                        "statistics.mismatch",
+                        f"the file is not made from the recorded {result.matrix}: relative error"
+                        f" {result.worst:.1e} at layer {result.layer}{head}",
+                        path=side.path,
+                        layer=result.layer,
+                        head=result.head,
+                        measured=result.worst,
+                        limit=statistics.LIMIT,
+                    )
                 found.append(f"{result.matrix} {result.worst:.1e}")
         self.level = "statistics"
-        return CheckFinding(f"relative error {', '.join(found)}")
-
-    def localisation(self) -> _Result:
-        return checks.localisation({role: side.rotations for role, side in self.sides.items()})
+        return Finding(f"relative error {', '.join(found)}")
 
     @property
     def known_geometry(self) -> Geometry | None:
@@ -271,7 +282,7 @@ class Verification:
 
     def payload(self) -> list[FileDigest]:
         if self.manifest is not None:
-            names = sorted(entry.path for entry in self.manifest.files)
+            names = [entry.path for entry in self.manifest.files]
         else:
             names = [*self.rotation_paths(), *({STATISTICS_NAME} & self.files.keys())]
         return [self.digests[name] for name in sorted(names)]
@@ -284,14 +295,13 @@ class Verification:
         names = [name for name in sorted(self.files) if name not in others]
         return [name for name in names if name.endswith(SUFFIX)] or names
 
-    def unlisted(self, manifest: Manifest) -> Problem | None:
+    def refuse_unlisted(self, manifest: Manifest) -> None:
         listed = {entry.path for entry in manifest.files}
         for name in sorted(listed - self.files.keys()):
-            return _absent(name)
+            _reject_absent(name)
         for name in sorted(self.files.keys() - listed):
             if name.endswith(PAYLOAD_SUFFIXES) or name == WIDTHS_NAME:
-                return Problem("unlisted_file", f"{name} is not in the manifest", path=name)
-        return None
+                reject("unlisted_file", f"{name} is not in the manifest", path=name)
 
     def label(self, path: str) -> Role | None:
         if self.manifest is not None:
@@ -299,10 +309,10 @@ class Verification:
             return "k" if entry is not None and entry.path == path else "v"
         return pairing.role_of_name(path) or pairing.role_of_name(self.name_hint)
 
-    def disagrees(self, side: PairSide) -> Problem | None:
-        """Where the manifest describes the file wrongly."""
+    def refuse_other_manifest(self, side: PairSide) -> None:
+        """Refuse a manifest that describes the file wrongly."""
         if self.manifest is None:
-            return None
+            return
         said = self.manifest.transform.k if side.label == "k" else self.manifest.transform.v
         claims = (
             ("format_version", self.manifest.format_version, side.rotations.format_version),
@@ -313,71 +323,31 @@ class Verification:
         for word, theirs, ours in claims:
             if theirs != ours:
                 message = f"the manifest says {word} {theirs}, the file {ours}"
-                return Problem(f"manifest.{word}", message, path=side.path)
+                reject(f"manifest.{word}", message, path=side.path)
         if missing := set(side.rotations.requires) - set(self.manifest.recipe.requires):
             message = f"recipe.requires lacks {', '.join(sorted(missing))}"
-            return Problem("manifest.requires", message, path=side.path)
-        return None
+            reject("manifest.requires", message, path=side.path)
 
-    def each(self, check: Callable[[RotationSet], CheckFinding | Problem]) -> _Result:
-        findings = []
-        for side in self.sides.values():
-            result = check(side.rotations)
-            if isinstance(result, Problem):
-                return result.at(side.path)
-            findings.append(result)
-        return self.joined(findings)
-
-    def joined(self, findings: Sequence[CheckFinding]) -> CheckFinding:
-        """One line for both sides; said once where both say the same."""
-        if len({finding.detail for finding in findings}) == 1:
-            detail = findings[0].detail
-        else:
-            detail = "; ".join(
-                f"{role.upper()} {f.detail}" for role, f in zip(self.sides, findings, strict=True)
-            )
-        warnings = tuple(code for finding in findings for code in finding.warnings)
-        return CheckFinding(detail, "warning" if warnings else "ok", warnings)
+    def each(self, check: Callable[[RotationSet], Finding]) -> Finding:
+        """Both sides in one line; said once where both say the same."""
+        found: dict[Role, Finding] = {}
+        for role, side in self.sides.items():
+            try:
+                found[role] = check(side.rotations)
+            except Refused as refused:
+                assert isinstance(refused.failure, Rejected)
+                raise Refused(replace(refused.failure, path=side.path)) from None
+        details = {one.detail for one in found.values()}
+        if len(details) > 1:
+            details = {"; ".join(f"{role.upper()} {one.detail}" for role, one in found.items())}
+        return Finding(details.pop(), tuple(x for one in found.values() for x in one.warnings))
 
 
-def _absent(path: str) -> Problem:
-    return Problem("missing_file", f"{path} is listed and absent", path=path)
+def _reject_absent(path: str) -> NoReturn:
+    reject("missing_file", f"{path} is listed and absent", path=path)
 
 
-def _unchecked(detail: str = _NO_STATISTICS) -> CheckFinding:
-    return CheckFinding(detail, "not checked")
-
-
-def _mismatch(side: PairSide, found: statistics.FingerprintMatch) -> Problem:
-    place = f"layer {found.layer}" + (f", KV head {found.head}" if found.head is not None else "")
-    return Problem(
-        "statistics.mismatch",
-        f"the file is not made from the recorded {found.matrix}: relative error {found.worst:.1e}"
-        f" at {place}",
-        path=side.path,
-        layer=found.layer,
-        head=found.head,
-        measured=found.worst,
-        limit=statistics.LIMIT,
-    )
-
-
-def _detail(result: Problem | DigestMismatch | Unsupported) -> str:
-    if isinstance(result, DigestMismatch):
-        return f"{result.path} is {result.got}, expected {result.want}"
-    return result.reason if isinstance(result, Unsupported) else result.message
-
-
-def _failed(
-    stage: str, result: Problem | DigestMismatch | Unsupported, done: tuple[Check, ...]
-) -> Outcome:
-    if isinstance(result, DigestMismatch):
-        return DigestMismatch(result.path, result.want, result.got, done)
-    if isinstance(result, Unsupported):
-        return Unsupported(result.kind, result.reason, done)
-    return rejected(stage, result, done)
-
-
-def rejected(stage: str, problem: Problem, done: tuple[Check, ...]) -> Rejected:
-    """The outcome of a problem, which has its other fields."""
-    return Rejected(stage, checks=done, **vars(problem))
+def _detail(failure: DigestMismatch | Rejected | Unsupported) -> str:
+    if isinstance(failure, DigestMismatch):
+        return f"{failure.path} is {failure.got}, expected {failure.want}"
+    return failure.reason if isinstance(failure, Unsupported) else failure.message

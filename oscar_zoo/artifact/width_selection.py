@@ -62,7 +62,6 @@ class WidthStep(Spec):
 
     @property
     def name(self) -> str:
-        """The raise in words."""
         return "all" if self.layer is None else f"{self.layer} {'KV'['kv'.index(self.side or 'k')]}"
 
 
@@ -106,7 +105,6 @@ class WidthSelection(Spec):
 
     @property
     def kept(self) -> WidthStep:
-        """The step that was chosen."""
         return self.steps[self.chosen]
 
     @property
@@ -120,7 +118,6 @@ class WidthSelection(Spec):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
         value: dict[str, Any] = self.model_dump(mode="json")
         return value
 

@@ -43,10 +43,8 @@ def rotation_bytes(rotations: RotationSet) -> bytes:
 def _top(rotations: RotationSet) -> dict[str, Any]:
     words = {ours: theirs for theirs, ours in GROUPINGS.get(rotations.format_version, {}).items()}
     if rotations.grouping not in words:
-        raise UsageError(
-            f"format_version {rotations.format_version} cannot hold the grouping"
-            f" {rotations.grouping}."
-        )
+        version, grouping = rotations.format_version, rotations.grouping
+        raise UsageError(f"format_version {version} cannot hold the grouping {grouping}.")
     top: dict[str, Any] = {
         "format_version": rotations.format_version,
         "objective": rotations.objective,
@@ -67,13 +65,10 @@ def _transform(rotations: RotationSet) -> dict[str, Any]:
         raise UsageError(
             f"the objective {rotations.objective!r} does not say whether it is for keys or values."
         )
+    ends = {"orthogonal": rotations.orthogonal}
     if rotations.declared_role == "k":
-        return {
-            "key": rotations.transform,
-            "centered": rotations.centered,
-            "orthogonal": rotations.orthogonal,
-        }
-    return {"value": rotations.transform, "orthogonal": rotations.orthogonal}
+        return {"key": rotations.transform, "centered": rotations.centered, **ends}
+    return {"value": rotations.transform, **ends}
 
 
 def _layer(layer: LayerTransform, rotations: RotationSet) -> dict[str, Any]:
@@ -122,13 +117,9 @@ class _Pickle:
         self.parts += [
             b"ctorch._utils\n_rebuild_tensor_v2\n(",
             b"(" + _scalar("storage") + b"ctorch\nFloatStorage\n" + _scalar(key) + _scalar("cpu"),
-            _scalar(int(array.size)) + b"tQ",
-            _scalar(0)
-            + b"("
-            + b"".join(map(_scalar, array.shape))
-            + b"t("
-            + b"".join(map(_scalar, strides))
-            + b"t",
+            _scalar(int(array.size)) + b"tQ" + _scalar(0),
+            b"(" + b"".join(map(_scalar, array.shape)) + b"t",
+            b"(" + b"".join(map(_scalar, strides)) + b"t",
             b"\x89ccollections\nOrderedDict\n)RtR",
         ]
 

@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import click
 
@@ -25,16 +25,12 @@ def command(
     quiet: bool = True,
     then: str | None = None,
 ) -> click.Command:
-    """The click command of a verb.
+    """The click command of a verb, whose help is the docstring of `params`. As `module:function`:
 
-    Args:
-        params: its parameters; the docstring is the text of `--help`.
-        run: `module:function` from parameters and an observer to an outcome. An outcome may have
-            `exit_code`, or the `error` that ended it.
-        view: `module:function` that prints the outcome for people; it gets the outcome, the
-            parameters and `quiet`.
-        then: `module:function` that runs when the result was printed, in any form, with what a
-            view gets; it gives the exit code where the outcome has no other than 0.
+    `run`, from parameters and an observer to an outcome, which may have `exit_code`, or the `error`
+    that ended it; `view`, which prints the outcome for people and gets outcome, parameters and
+    `quiet`; and `then`, which runs when the result was printed in any form, with what a view gets,
+    and gives the exit code where the outcome has no other than 0.
     """
 
     def body(as_json: bool, quiet: bool = False, **values: Any) -> int:
@@ -84,8 +80,8 @@ def of_body(
 
 def declared(parameter: Parameter) -> Callable[[Any], Any]:
     """The argument or option of one field."""
-    says, kind = parameter.says, _kind(parameter)
-    shared: dict[str, Any] = {"metavar": says.metavar, "type": kind.click}
+    says, (kind, many, only_on) = parameter.says, _kind(parameter)
+    shared: dict[str, Any] = {"metavar": says.metavar, "type": kind}
     if says.complete is not None:
         shared["shell_complete"] = getattr(completing, says.complete)
     if says.read is not None:
@@ -93,25 +89,24 @@ def declared(parameter: Parameter) -> Callable[[Any], Any]:
     if not parameter.required:
         shared["default"] = parameter.default
     if isinstance(says, Arg):
-        shared |= {"required": parameter.required, "nargs": -1 if kind.many else 1}
-        if kind.many or parameter.default is None:
+        shared |= {"required": parameter.required, "nargs": -1 if many else 1}
+        if many or parameter.default is None:
             shared.pop("default", None)
         return click.argument(parameter.name, **shared)
     shared |= {"help": says.help, "show_default": says.shown, "envvar": says.variable}
     if says.kind is not None:
         shared["cls"] = named(says.kind)
     flag = says.flag or "--" + parameter.name.replace("_", "-")
-    if kind.click is bool:
-        two_sided = not kind.only_on and "/" not in flag
+    if kind is bool:
+        two_sided = not only_on and "/" not in flag
         flag = f"{flag}/--no-{flag.removeprefix('--')}" if two_sided else flag
         return click.option(*flag.split(), parameter.name, is_flag=True, **shared)
     return click.option(
-        *flag.split(), parameter.name, multiple=kind.many, required=parameter.required, **shared
+        *flag.split(), parameter.name, multiple=many, required=parameter.required, **shared
     )
 
 
 def named(place: str) -> Any:
-    """What stands at `module:name`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -125,15 +120,8 @@ def _reader(place: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     return read
 
 
-class _Kind(NamedTuple):
-    """What click has to know of a field's type."""
-
-    click: Any
-    many: bool
-    only_on: bool
-
-
-def _kind(parameter: Parameter) -> _Kind:
+def _kind(parameter: Parameter) -> tuple[Any, bool, bool]:
+    """The type for click, whether it takes many, and whether a switch has no `--no-...`."""
     many = optional = False
     members = [parameter.type]
     while len(members) != 1 or get_origin(members[0]) in (tuple, Union, types.UnionType):
@@ -145,13 +133,13 @@ def _kind(parameter: Parameter) -> _Kind:
             break  # a text or a path: what it is, is said where it is read
     (first, *others) = members
     if parameter.says.read is not None or others:
-        return _Kind(str, many, only_on=False)
+        return str, many, False
     if get_origin(first) is Literal:
-        return _Kind(click.Choice(get_args(first)), many, only_on=False)
+        return click.Choice(get_args(first)), many, False
     if first in (int, float):
-        return _Kind(_number(first, parameter), many, only_on=False)
+        return _number(first, parameter), many, False
     known = {Path: click.Path(path_type=Path), bool: bool}
-    return _Kind(known.get(first, str), many, only_on=not optional)
+    return known.get(first, str), many, not optional
 
 
 def _number(kind: type, parameter: Parameter) -> Any:

@@ -6,9 +6,15 @@ colon.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
 from click import Context, Parameter
 from click import shell_completion as click_completion
 from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.names import ArtifactId
 
 Items = list[CompletionItem[str]]
 
@@ -17,14 +23,7 @@ def names(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """What a hub may have: models; versions once a colon or a slash is typed."""
     from oscar_zoo.registry import known_names
 
-    if ":" in incomplete:
-        return _starting(
-            incomplete, [version.reference for version in known_names.known_versions()]
-        )
-    found = known_names.known_models()
-    if "/" in incomplete:
-        return _starting(incomplete, [*map(str, known_names.known_versions()), *found])
-    return _starting(incomplete, [name for name in found if "/" not in name])
+    return _named(incomplete, known_names.known_versions(), known_names.known_models())
 
 
 def versions(context: Context, parameter: Parameter, incomplete: str) -> Items:
@@ -39,18 +38,14 @@ def stored(context: Context, parameter: Parameter, incomplete: str) -> Items:
     from oscar_zoo.registry import known_names
 
     ids = known_names.stored_versions()
-    if ":" in incomplete:
-        return _starting(incomplete, [version.reference for version in ids])
-    if "/" in incomplete:
-        return _starting(incomplete, [str(version) for version in ids])
-    return _starting(incomplete, list(dict.fromkeys(version.model for version in ids)))
+    return _named(incomplete, ids, [version.model for version in ids])
 
 
 def families(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """Families of models with a recipe."""
     from oscar_zoo.registry.catalog import Catalog
 
-    return _starting(incomplete, list(Catalog.packaged().families()))
+    return _starting(incomplete, Catalog.packaged().families())
 
 
 def alternatives(context: Context, parameter: Parameter, incomplete: str) -> Items:
@@ -58,9 +53,8 @@ def alternatives(context: Context, parameter: Parameter, incomplete: str) -> Ite
     from oscar_zoo.evaluate.against_table import ALL, TABLE
 
     typed, comma, last = incomplete.rpartition(",")
-    return [
-        CompletionItem(f"{typed}{comma}{name}") for name in (*TABLE, ALL) if name.startswith(last)
-    ]
+    found = [name for name in (*TABLE, ALL) if name.startswith(last)]
+    return [CompletionItem(f"{typed}{comma}{name}") for name in found]
 
 
 def tasks(context: Context, parameter: Parameter, incomplete: str) -> Items:
@@ -75,25 +69,19 @@ def models(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """Names of the zoo and hub ids of models, or a folder."""
     from oscar_zoo.registry.catalog import Catalog
 
-    recipes = Catalog.packaged().recipes()
-    found = [
-        name for recipe in recipes for name in recipe.names if ("/" in name) == ("/" in incomplete)
-    ]
-    return (
-        _path(incomplete)
-        or _starting(incomplete, sorted(set(found), key=str.casefold))
-        or _any(incomplete)
-    )
+    names = {name for recipe in Catalog.packaged().recipes() for name in recipe.names}
+    found = [name for name in names if ("/" in name) == ("/" in incomplete)]
+    return _or_path(incomplete, lambda: _starting(incomplete, sorted(found, key=str.casefold)))
 
 
 def names_or_paths(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """`names`, or a path when the word begins like one or no name fits."""
-    return _path(incomplete) or names(context, parameter, incomplete) or _any(incomplete)
+    return _or_path(incomplete, lambda: names(context, parameter, incomplete))
 
 
 def stored_or_paths(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """`stored`, or a path when the word begins like one or no name fits."""
-    return _path(incomplete) or stored(context, parameter, incomplete) or _any(incomplete)
+    return _or_path(incomplete, lambda: stored(context, parameter, incomplete))
 
 
 class BashComplete(click_completion.BashComplete):
@@ -116,13 +104,9 @@ class BashComplete(click_completion.BashComplete):
         return args, incomplete
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        before, colon, _ = self._typed.rpartition(":")
-        if (
-            colon
-            and item.type == "plain"
-            and item.value.casefold().startswith(f"{before}:".casefold())
-        ):
-            return f"{item.type},{item.value[len(before) + 1 :]}"
+        before = self._typed[: self._typed.rfind(":") + 1]
+        if before and item.type == "plain" and item.value.casefold().startswith(before.casefold()):
+            return f"{item.type},{item.value[len(before) :]}"
         return super().format_completion(item)
 
 
@@ -131,17 +115,23 @@ def register() -> None:
     click_completion.add_completion_class(BashComplete)
 
 
-def _starting(incomplete: str, found: list[str]) -> Items:
+def _named(incomplete: str, ids: Sequence[ArtifactId], models: Iterable[str]) -> Items:
+    if ":" in incomplete:
+        return _starting(incomplete, [version.reference for version in ids])
+    if "/" in incomplete:
+        return _starting(incomplete, [*map(str, ids), *models])
+    return _starting(incomplete, [model for model in dict.fromkeys(models) if "/" not in model])
+
+
+def _starting(incomplete: str, found: Iterable[str]) -> Items:
     wanted = incomplete.casefold()
     return [CompletionItem(name) for name in found if name.casefold().startswith(wanted)]
 
 
-def _path(incomplete: str) -> Items:
-    """Let the shell complete a path, where `incomplete` begins like one."""
-    return (
-        [CompletionItem(incomplete, type="file")] if incomplete.startswith((".", "/", "~")) else []
-    )
-
-
-def _any(incomplete: str) -> Items:
-    return [CompletionItem(incomplete, type="file")] if incomplete else []
+def _or_path(incomplete: str, found: Callable[[], Items]) -> Items:
+    """What was found, or a path that the shell completes, where the word begins like one or nothing
+    else fits."""
+    path = [CompletionItem(incomplete, type="file")]
+    if incomplete.startswith((".", "/", "~")):
+        return path
+    return found() or (path if incomplete else [])

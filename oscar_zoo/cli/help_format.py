@@ -27,25 +27,21 @@ class HelpFormatter(click.HelpFormatter):
         super().__init__(indent_increment, width or max(min(terminal, max_width or WIDEST), 20))
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
-        """The line `Usage: ...`."""
-        self.write(
-            "\n".join(_wrap(f"{prefix or 'Usage: '}{prog} {args}", self.width, "", "    ")) + "\n"
-        )
+        lines = _wrap(f"{prefix or 'Usage: '}{prog} {args}", self.width, "", "    ")
+        self.write("\n".join(lines) + "\n")
 
     def write_text(self, text: str) -> None:
         """Paragraphs; one that begins with a backspace keeps its lines, which are commands or
         tables."""
-        indent = " " * self.current_indent
+        indent, width = " " * self.current_indent, self.width
         paragraphs = []
         for paragraph in re.split(r"\n\s*\n", text.strip("\n")):
-            lines = paragraph.splitlines()
-            if lines and lines[0].strip() == "\b":
-                kept = [
-                    part for line in lines[1:] for part in _continued(indent + line, self.width)
-                ]
-                paragraphs.append("\n".join(kept))
+            first, *rest = paragraph.splitlines() or [""]
+            if first.strip() == "\b":
+                shown = [part for line in rest for part in _continued(indent + line, width)]
             else:
-                paragraphs.append("\n".join(_wrap(" ".join(lines), self.width, indent, indent)))
+                shown = _wrap(" ".join([first, *rest]), width, indent, indent)
+            paragraphs.append("\n".join(shown))
         self.write("\n\n".join(paragraphs) + "\n")
 
     def write_dl(

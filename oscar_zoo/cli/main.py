@@ -1,8 +1,5 @@
-"""The command group: loads a command's module only when it is called, maps exceptions to exit
-codes, prints errors.
-
-This is the only place that prints an error or decides an exit code.
-"""
+"""The command group: a command's module is loaded when it is called, and an exception becomes an
+exit code and a printed error, nowhere but here."""
 
 from __future__ import annotations
 
@@ -24,24 +21,26 @@ from oscar_zoo import errors
 from oscar_zoo.cli import help_format, options, streams, verbs
 from oscar_zoo.version import __version__
 
-EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
+INTERRUPTED = 130
+TERMINATED = 128 + signal.SIGTERM
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
+COMPLETION_VARIABLE = "_OSCAR_ZOO_COMPLETE"
+"""Set by the script of a shell when it asks what fits."""
+EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.UsageError, 2),
+    (click.UsageError, 2),
     (errors.NotFoundError, 3),
     (errors.IntegrityError, 4),
     (errors.NetworkError, 5),
     (errors.AccessError, 6),
     (errors.ConflictError, 7),
+    (BrokenPipeError, OUTPUT_CLOSED),
     (errors.StorageError, 8),
-    (errors.OscarZooError, 1),
+    (SystemExit, TERMINATED),
+    (KeyboardInterrupt, INTERRUPTED),
+    (click.Abort, INTERRUPTED),
+    (BaseException, 1),
 )
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-INTERRUPTED = 130
-TERMINATED = 128 + signal.SIGTERM
-OUTPUT_CLOSED = 128 + signal.SIGPIPE
-"""As of a program that the signal ends: nobody reads the output any more."""
-COMPLETION_VARIABLE = "_OSCAR_ZOO_COMPLETE"
-"""Set by the script of a shell when it asks what fits."""
-
 GROUPS = {
     "Get": {
         "list": "Show the artifacts that can be had, and what is installed.",
@@ -102,8 +101,7 @@ them."""
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when first used, so that `--help` needs no heavy
-    library."""
+    """A group whose commands are imported when first used."""
 
     context_class = help_format.Context
 
@@ -133,15 +131,12 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except (
-            BrokenPipeError,
-            SystemExit,
-        ) as error:  # rich makes an exit with code 1 of a closed pipe
-            if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+        except (BrokenPipeError, SystemExit) as error:
+            closed = isinstance(error.__context__, BrokenPipeError)  # rich exits with 1 then
+            if isinstance(error, SystemExit) and not closed:
                 raise
-            raise BrokenPipeError(
-                "nobody reads the output"
-            ) from error  # click does the same if it has an errno
+            # without an errno, of which click would make an exit with code 1
+            raise BrokenPipeError("nobody reads the output") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, COMMANDS))
@@ -158,9 +153,8 @@ class LazyGroup(click.Group):
         if not known:
             close = difflib.get_close_matches(args[0], (*COMMANDS, *OTHER_WORDS), n=1)
             hint = None if close else "oscar-zoo --help lists the commands"
-            raise errors.UsageError(
-                f"there is no command {args[0]!r}.", hint=hint, suggestions=close
-            )
+            what = f"there is no command {args[0]!r}."
+            raise errors.UsageError(what, hint=hint, suggestions=close)
         return super().resolve_command(ctx, args)
 
 
@@ -225,47 +219,34 @@ def _two_commands(words: list[str]) -> errors.UsageError:
 
 
 def exit_code(error: BaseException | None) -> int:
-    """The exit code for `error`; see the table in the group's help. It is 0 without an error."""
-    if error is None:
-        return 0
-    if isinstance(error, KeyboardInterrupt | click.Abort):
-        return INTERRUPTED
-    if isinstance(error, SystemExit):
-        return TERMINATED
-    if isinstance(error, BrokenPipeError):
-        return OUTPUT_CLOSED
-    if isinstance(error, click.UsageError):
-        return 2
-    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)
+    """The exit code for `error`, and 0 without one; see the table in the group's help."""
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 0)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Prints errors as one line, or as one JSON object
     with `--json`."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    as_json = "--json" in ours
     if COMPLETION_VARIABLE in os.environ:
         from oscar_zoo.cli import completing
 
         completing.register()
     try:
         _refuse_empty(ours)
-        result = cli.main(
-            list(arguments), prog_name="oscar-zoo", standalone_mode=False, obj=tuple(arguments)
-        )
+        words = list(arguments)
+        result = cli.main(words, prog_name="oscar-zoo", standalone_mode=False, obj=tuple(words))
         sys.stdout.flush()  # what a full disk refuses is an error now, not a remark at exit
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        if isinstance(error, SystemExit) and error.code != TERMINATED:
-            raise
-        if os.environ.get("OSCAR_ZOO_DEBUG") == "1":
+        other_end = isinstance(error, SystemExit) and error.code != TERMINATED
+        if other_end or os.environ.get("OSCAR_ZOO_DEBUG") == "1":
             raise
         shown = _as_ours(error)
         try:
             sys.stdout.flush()  # or what it still holds would fail again at exit, with another code
-            _report(shown, as_json)
+            _report(shown, "--json" in ours)
             sys.stdout.flush()
         except OSError:  # stdout takes nothing any more
             _discard_output()
@@ -287,24 +268,21 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
 def _as_ours(error: BaseException) -> BaseException:
     """Give operating-system errors that no use case translated, and bugs of ours, a cause and a
     next step."""
-    expected = isinstance(
-        error, BrokenPipeError | errors.OscarZooError | click.ClickException | click.Abort
-    )
-    if expected or not isinstance(error, Exception):
+    known = BrokenPipeError | errors.OscarZooError | click.ClickException | click.Abort
+    if isinstance(error, known) or not isinstance(error, Exception):
         return error
     if isinstance(error, ValueError) and (found := _settings_of_the_hub(error)):
         hint = "correct or unset it: a number of whole seconds, or a URL"
         return errors.UnusableEnvironment.of("hub setting", found, hint)
     if not isinstance(error, OSError):
-        cause = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), "no message"
-        )
+        cause = next(filter(None, map(str.strip, str(error).splitlines())), "no message")
         return errors.OscarZooError(
             f"internal error, {type(error).__name__}: {cause[:300]}",
             hint="please report it with what OSCAR_ZOO_DEBUG=1 shows",
         )
     where = f" ({str(error.filename)[:200]})" if error.filename else ""
-    what = "no space left on the disk" if error.errno in _FULL else str(error.strerror or error)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    what = "no space left on the disk" if full else str(error.strerror or error)
     told = errors.StorageError.for_os("", error, otherwise="check the path and its permissions")
     return errors.StorageError(f"{what}{where}.", hint=told.hint)
 
@@ -319,39 +297,40 @@ def _settings_of_the_hub(error: ValueError) -> list[str]:
 
 def _report(error: BaseException, as_json: bool) -> None:
     from oscar_zoo.cli.render import terminal
-    from oscar_zoo.next_step import rendered
 
     code, message, hint = "error", str(error), None
+    if isinstance(error, BrokenPipeError):
+        _discard_output()
+        return
     if isinstance(error, errors.OscarZooError):
         code, message, hint = error.code, error.message, error.hint
     elif isinstance(error, click.ClickException):
-        code, message = "usage", _said_by_click(error)
-        context = getattr(error, "ctx", None)
-        hint = f"try: {context.command_path} --help" if context is not None else None
-        if isinstance(error, click.NoSuchOption):
-            message = f"No such option {error.option_name!r}."
-            hint = rendered(tuple(error.possibilities or ()), hint, None)
+        code, (message, hint) = "usage", _said_by_click(error)
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         code, message = "interrupted", "interrupted; nothing was left half-written"
         hint = _notes(error.__cause__ or error)  # click makes an Abort of what interrupted it
     elif isinstance(error, SystemExit):
         code, message = "terminated", "stopped by SIGTERM; nothing was left half-written"
         hint = _notes(error)
-    elif isinstance(error, BrokenPipeError):
-        _discard_output()
-        return
     terminal.print_error(code, message, hint, as_json=as_json)
 
 
-def _said_by_click(error: click.ClickException) -> str:
-    """The message of click in one line, with the range that a number must be in."""
+def _said_by_click(error: click.ClickException) -> tuple[str, str | None]:
+    """The message of click in one line, with the range that a number must be in, and a hint."""
+    from oscar_zoo.next_step import rendered
+
+    context = getattr(error, "ctx", None)
+    hint = f"try: {context.command_path} --help" if context is not None else None
+    if isinstance(error, click.NoSuchOption):
+        close = tuple(error.possibilities or ())
+        return f"No such option {error.option_name!r}.", rendered(close, hint, None)
     message = " ".join(error.format_message().split())  # choices are listed line by line
     kind = error.param.type if isinstance(error, click.BadParameter) and error.param else None
     if isinstance(kind, click.IntRange | click.FloatRange):
         number = "whole number" if isinstance(kind, click.IntRange) else "number"
         wanted = f"is not a {number} in the range {kind._describe_range()}"  # as click writes it
-        return message.replace(f"is not a valid {kind.name}", wanted)
-    return message
+        message = message.replace(f"is not a valid {kind.name}", wanted)
+    return message, hint
 
 
 def _notes(error: BaseException) -> str | None:

@@ -1,30 +1,31 @@
-"""Options that several commands share, each defined once."""
+"""Options that several commands share, each defined once, and what the text of an option means
+where click has no type for it."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
-from oscar_zoo.errors import OFFLINE_OPTION
+from oscar_zoo.errors import OFFLINE_OPTION, UsageError
+from oscar_zoo.serving.sizes import parse_memory as parse_memory
 
+_QUIET = "Print results and errors only."
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def json_option(function: F) -> F:
     """`--json`: exactly one JSON object on stdout, on errors too."""
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print one JSON object instead of text."
-    )(function)
+    text = "Print one JSON object instead of text."
+    return click.option("--json", "as_json", is_flag=True, help=text)(function)
 
 
 def quiet_option(function: F) -> F:
     """`-q`: no progress, no notes."""
-    return click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")(
-        function
-    )
+    return click.option("-q", "--quiet", is_flag=True, help=_QUIET)(function)
 
 
 def accept_quiet(command: click.Command) -> None:
@@ -32,16 +33,16 @@ def accept_quiet(command: click.Command) -> None:
     leaves out the notes."""
     for inner in getattr(command, "commands", {}).values():
         accept_quiet(inner)
-    if not isinstance(command, click.Group) and not any(x.name == "quiet" for x in command.params):
-        command.params.append(
-            click.Option(
-                ["-q", "--quiet"],
-                is_flag=True,
-                expose_value=False,
-                callback=_leave_out_notes,
-                help="Print results and errors only.",
-            )
-        )
+    if isinstance(command, click.Group) or any(x.name == "quiet" for x in command.params):
+        return
+    option = click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_leave_out_notes,
+        help=_QUIET,
+    )
+    command.params.append(option)
 
 
 def _leave_out_notes(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -55,3 +56,31 @@ def go_offline() -> None:
     """What `--offline` means for this process, for libraries imported later, and for servers that
     it starts."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "OSCAR_ZOO_OFFLINE": OFFLINE_OPTION}
+
+
+def parse_bits(text: str | None) -> float | Literal["auto"] | None:
+    """The value of `--bits`, or `None` where the option was not given."""
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    wanted = "2 or 4 for all codes, a budget such as 2.75, or auto"
+    return _real(text, "--bits", "a number of bits", wanted)
+
+
+def parse_percent(text: str | None, option: str = "--max-loss") -> float | None:
+    """The value of an option in percent, with or without the sign; `None` if it was not given."""
+    if text is None:
+        return None
+    what = "a number in percent"
+    return _real(text.removesuffix("%").strip(), option, what, f"{what} such as 0.1%")
+
+
+def _real(text: str, option: str, what: str, wanted: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"{option} {text!r} is not {what}.", hint=f"use {wanted}")
+    return value

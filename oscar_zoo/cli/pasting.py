@@ -1,18 +1,22 @@
-"""Paths and command lines as they are printed, so that they can be pasted.
+"""Paths and command lines as they are printed, so that they can be pasted, and files that a command
+writes when its result is printed, so that no disk can take the result away.
 
 A name is a name; a path begins with `./`, `../` or `/`, or `Model/tag` would be read as a name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from shlex import join, quote
 
 import click
 
+from oscar_zoo.artifact.durable import write_file
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import typed as typed  # also for those who print paths
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry.catalog import can_be_found
 
 
@@ -63,3 +67,18 @@ def serving(reference: str, model_id: str) -> str:
     if can_be_found(model_id):
         return f"Next: oscar-zoo serve {reference}"
     return f"To serve it, give the folder of the model: oscar-zoo serve {reference} --model FOLDER"
+
+
+def save_after_result(files: Mapping[Path, Callable[[], bytes]], *, quiet: bool) -> int:
+    """Write every file, with a line for each; what fails is one line on stderr."""
+    status = 0
+    for path, content in files.items():
+        try:
+            write_file(path, content())
+        except OscarZooError as error:
+            # also with --json: stdout has its one object already
+            terminal.print_error(error.code, error.message, error.hint, as_json=False)
+            status = 1
+        else:
+            terminal.note(f"Saved {path}", quiet=quiet)
+    return status

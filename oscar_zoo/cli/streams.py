@@ -65,11 +65,8 @@ def accept_any_text() -> None:
 
 def can_write(text: str) -> bool:
     """Whether stdout writes every character of `text` as it is."""
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "ignore").decode(encoding) == text
 
 
 def _plain(character: str) -> str:

@@ -11,9 +11,8 @@ from oscar_zoo.cli import build
 
 
 class Verb(NamedTuple):
-    """A command: its parameters and its use case below `oscar_zoo`, its view below `cli.render`;
-    what the help of its group says of it, whether it has a `-q` of its own, which leaves out
-    progress or a next step, and what runs when its result was printed."""
+    """Parameters and use case below `oscar_zoo`, view below `cli.render`, what the help of its
+    group says of it, whether it has a `-q` of its own, and what runs behind its result."""
 
     params: str
     run: str
@@ -24,11 +23,11 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "fit": Verb("compute.params:FitCommand", "app.fit:run", "computing:show_fit", quiet=True),
+    "fit": Verb("compute.params:FitParams", "compute.fit:run", "computing:show_fit", quiet=True),
     "merge-moments": Verb(
-        "compute.params:MergeParams", "app.fit:merge", "computing:show_merged", quiet=True
+        "compute.params:MergeParams", "compute.fit:merge", "computing:show_merged", quiet=True
     ),
-    "plot": Verb("compute.params:PlotParams", "app.fit:draw", "computing:show_drawn"),
+    "plot": Verb("compute.params:PlotParams", "compute.fit:draw", "computing:show_drawn"),
     "verify": Verb(
         "registry.params:VerifyParams", "registry.verify:run", "outcomes:print_report", quiet=True
     ),
@@ -73,7 +72,7 @@ VERBS = {
     ),
     "scores add": Verb(
         "site.params:AddScoresParams",
-        "site.scores:add",
+        "site.status:add",
         "scores:print_added",
         "Attach the records of a score file to a published version.",
         quiet=True,

@@ -23,7 +23,6 @@ from oscar_zoo.artifact.manifest import (
     WIDTHS_NAME,
     WITH_WIDTHS,
     Calibration,
-    Composition,
     Coverage,
     FileEntry,
     FileRole,
@@ -40,8 +39,7 @@ from oscar_zoo.artifact.manifest import (
 )
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
 from oscar_zoo.artifact.specs import CAPABILITIES, Geometry, Harness, ServingRecipe
-from oscar_zoo.compute.methods.base import FitResult, Matrix, Method
-from oscar_zoo.compute.methods.table import TABLE
+from oscar_zoo.compute.methods.base import FitResult, Method
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.caches import stored_bits
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
@@ -52,18 +50,9 @@ TOOL = Harness(name="oscar-zoo", version=__version__)
 
 @dataclass(frozen=True)
 class Facts:
-    """All that the manifest says beside the fit itself.
-
-    Attributes:
-        artifact_id, model, created: as in the manifest.
-        recipe: serving settings; what the fit requires of an engine is added.
-        calibration, numerics: `None` without data.
-        coverage: of the capture, where heads, layers or tokens were split over ranks; `None` for
-            what the fit saw.
-        moments: the file from which this fit can be repeated.
-        selection: how `auto` chose; plain JSON values.
-        quality: results of the gates; plain JSON values.
-    """
+    """All that the manifest says beside the fit itself. What the fit requires of an engine is added
+    to the recipe. `coverage` is of a capture where heads, layers or tokens were split over ranks,
+    `None` for what the fit saw; `selection` and `quality` are plain JSON values."""
 
     artifact_id: ArtifactId
     model: ModelBlock
@@ -79,7 +68,7 @@ class Facts:
 
 def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
     """File name -> content of the whole artifact, `oscar.json` included."""
-    if not TABLE[result.method.name].publishable:
+    if not result.method.publishable:
         raise UsageError(
             f"{result.method.name} is a baseline to measure, not an artifact.", hint="use hadamard"
         )
@@ -90,29 +79,21 @@ def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
         ("v", "v_rotation", result.v),
     )
     for role, file_role, side in sides:
-        labelled = replace(side, calibration=_calibration_block(facts, fit_id))
-        files[_file_name(role, side, result.method.name)] = (
-            file_role,
-            writer.rotation_bytes(labelled),
+        content = writer.rotation_bytes(
+            replace(side, calibration=_calibration_block(facts, fit_id))
         )
+        # names that readers of each format know
+        stem = {1: side.objective, 2: "perhead"}.get(side.format_version, result.method.name)
+        files[f"{role}_rotation_{stem}.pt"] = (file_role, content)
     if result.targets:
-        targets: dict[str, Matrix] = dict(result.targets.items())
         fingerprint = statistics.fingerprint_bytes(
-            targets, result.k.layer_ids, facts.model.id, facts.model.revision
+            dict(result.targets.items()), result.k.layer_ids, facts.model.id, facts.model.revision
         )
         files[STATISTICS_NAME] = ("statistics", fingerprint)
     if facts.recipe.widths is not None:
         files[WIDTHS_NAME] = ("widths", facts.recipe.widths.to_bytes())
-    manifest = _manifest(result, facts, fit_id, files)
-    return {name: content for name, (_, content) in files.items()} | {
-        FILE_NAME: manifest.to_bytes()
-    }
-
-
-def _file_name(role: Role, side: RotationSet, method: str) -> str:
-    """Names that readers of each format know."""
-    stem = {1: side.objective, 2: "perhead"}.get(side.format_version, method)
-    return f"{role}_rotation_{stem}.pt"
+    manifest = _manifest(result, facts, fit_id, files).to_bytes()
+    return {name: content for name, (_, content) in files.items()} | {FILE_NAME: manifest}
 
 
 def _fit_id(result: FitResult, facts: Facts) -> str:
@@ -159,8 +140,31 @@ def _calibration_block(facts: Facts, fit_id: str) -> dict[str, CalibrationValue]
 def _manifest(
     result: FitResult, facts: Facts, fit_id: str, files: Mapping[str, tuple[FileRole, bytes]]
 ) -> Manifest:
-    k, v = result.k, result.v
+    k, v, method = result.k, result.v, result.method
     digests = [file_digest(name, content) for name, (_, content) in files.items()]
+    formats = {"safetensors": "safetensors", "json": "json"}
+    entries = [
+        {
+            "path": one.path,
+            "role": files[one.path][0],
+            "size": one.size,
+            "sha256": one.sha256,
+            "format": formats.get(one.path.rpartition(".")[2], "torch-zip"),
+        }
+        for one in digests
+    ]
+    hadamard = {"hadamard": hadamard_name(facts.model.geometry)}
+    fit = Fit(
+        method=method.name,
+        fit_id=fit_id,
+        estimator=method.estimators,
+        composition=method.composition and method.composition.model_copy(update=hadamard),
+        calibration=facts.calibration,
+        coverage=(facts.coverage or result.coverage) if method.needs else None,
+        numerics=facts.numerics,
+        moments=facts.moments,
+        selection=None if facts.selection is None else _plain(facts.selection),
+    )
     content = {
         "schema": SCHEMA if facts.recipe.widths is None else WITH_WIDTHS,
         "id": str(facts.artifact_id),
@@ -172,18 +176,9 @@ def _manifest(
         "grouping": k.grouping,
         "transform": Transform(k=_side_transform(k), v=_side_transform(v)),
         "model": facts.model,
-        "fit": _fit_block(result, facts, fit_id),
+        "fit": fit,
         "recipe": _recipe(result, facts),
-        "files": tuple(
-            FileEntry(
-                path=d.path,
-                role=files[d.path][0],
-                size=d.size,
-                sha256=d.sha256,
-                format=_format(d.path),
-            )
-            for d in digests
-        ),
+        "files": tuple(map(FileEntry.model_validate, entries)),
         "statistics": _statistics_block(result),
         "quality": _quality(result, facts),
         "license": License(artifact=None, model=None, calibration_data=None),
@@ -192,54 +187,24 @@ def _manifest(
     return Manifest.model_validate(content)
 
 
-def _fit_block(result: FitResult, facts: Facts, fit_id: str) -> Fit:
-    return Fit(
-        method=result.method.name,
-        fit_id=fit_id,
-        estimator=result.method.estimators,
-        composition=_composition(result, facts),
-        calibration=facts.calibration,
-        coverage=(facts.coverage or result.coverage) if result.method.needs else None,
-        numerics=facts.numerics,
-        moments=facts.moments,
-        selection=None if facts.selection is None else _plain(facts.selection),
-    )
-
-
-def _composition(result: FitResult, facts: Facts) -> Composition | None:
-    """That of the method, with the name of the Hadamard matrix of the model's heads."""
-    own = result.method.composition
-    name = hadamard_name(facts.model.geometry)
-    return own and own.model_copy(update={"hadamard": name})
-
-
 def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:
     """The recipe with the capabilities that the method requires. It forbids folding the value
     transform into the weights where that product is not exact."""
-    requires = {*facts.recipe.requires, *TABLE[result.method.name].requires}
+    requires = {*facts.recipe.requires, *result.method.requires}
     update: dict[str, object] = {"requires": tuple(c for c in CAPABILITIES if c in requires)}
-    if not _foldable(facts.model):
+    model = facts.model
+    # That product is exact for unquantized weights without an elementwise operation between
+    # attention and o_proj; a model of which this is not known counts as the others.
+    plain = model.weights is not None and model.weights.quantization is None
+    if model.output_gate is not False or not plain:
         if facts.recipe.v_absorption == "required":
             raise UsageError(
-                f"the value transform cannot be folded into the weights of {facts.model.id}.",
-                hint=(
-                    "they are quantized or gated, or nothing is known of them; use v_absorption"
-                    " allowed"
-                ),
+                f"the value transform cannot be folded into the weights of {model.id}, which are"
+                " quantized or gated, or nothing is known of them.",
+                hint="use v_absorption allowed",
             )
         update["v_absorption"] = "forbidden"
     return facts.recipe.model_copy(update=update)
-
-
-def _foldable(model: ModelBlock) -> bool:
-    """Whether the value transform can be multiplied into the output projection without loss. That
-    needs unquantized weights and no elementwise operation between attention and o_proj. A model of
-    which this is not known counts as not foldable."""
-    return (
-        model.output_gate is False
-        and model.weights is not None
-        and model.weights.quantization is None
-    )
 
 
 def _quality(result: FitResult, facts: Facts) -> dict[str, Any] | None:
@@ -274,10 +239,6 @@ def _statistics_block(result: FitResult) -> StatisticsBlock | None:
         matrices=tuple(result.targets),
         n_tokens=result.coverage.tokens_max,
     )
-
-
-def _format(path: str) -> str:
-    return {"safetensors": "safetensors", "json": "json"}.get(path.rpartition(".")[2], "torch-zip")
 
 
 def calibration_tag(

@@ -8,7 +8,6 @@ and other users of the machine are left out, so the result only tells minutes fr
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -18,26 +17,19 @@ from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.compute.capture.rows import MOST_TOKENS
 from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.methods.table import TABLE
-from oscar_zoo.compute.options import LONGEST_DEFAULT, Job
-from oscar_zoo.compute.width_wish import INSTEAD
+from oscar_zoo.compute.options import INSTEAD, LONGEST_DEFAULT, Job
 from oscar_zoo.evaluate.shared import Phase, Progress
 from oscar_zoo.models.memory import default_device
-from oscar_zoo.models.model_source import ModelConfig, ModelSize, model_size
+from oscar_zoo.models.model_source import ModelConfig, model_size
 
 LOAD, CAPTURE, FIT, ROWS, TUNE, WRITE = "load", "capture", "fit", "rows", "tune", "write"
 HELD_OUT, ERRORS, PERPLEXITY = "held-out rows", "errors", "perplexity"
 RECALL, MORE_RECALL = "recall", "more recall"
 GAINS, VERIFY = "bits by layer", "bits verified"
 """Names of phases."""
-MEASURED_PASSES: Mapping[str, int] = {
-    HELD_OUT: 1,
-    ERRORS: 4,
-    PERPLEXITY: 10,
-    RECALL: 5,
-    MORE_RECALL: 1,
-}
+MEASURED_PASSES = {HELD_OUT: 1, ERRORS: 4, PERPLEXITY: 10, RECALL: 5, MORE_RECALL: 1}
 """How often `auto` reads as many tokens as are held out, in each of its phases."""
-FAST_PASSES: Mapping[str, int] = {HELD_OUT: 1, ERRORS: 9}
+FAST_PASSES = {HELD_OUT: 1, ERRORS: 9}
 """As `MEASURED_PASSES`, with `fast`."""
 
 
@@ -45,6 +37,9 @@ USUAL_LAYERS = 36
 """Full-attention layers, where only shares of a usual computation are wanted."""
 VERIFY_PASSES = 5
 """Reads of as many tokens as are held out, to verify bits once."""
+
+
+REFIT_PHASES = (Phase(FIT, "", 6), Phase(WRITE, "", 2))
 
 
 def expected_phases(job: Job) -> tuple[Phase, ...]:
@@ -57,21 +52,10 @@ def expected_phases(job: Job) -> tuple[Phase, ...]:
             Phase(name, "layers" if name == ERRORS else "sequences", times)
             for name, times in passes.items()
         ]
-    return (*phases, *_of_bits(job), Phase(WRITE, "", 2))
-
-
-def refit_phases(job: Job | None) -> tuple[Phase, ...]:
-    """The phases of `refit.refit`, which has `job` where bits are chosen with the model."""
-    load = () if job is None else (Phase(LOAD, "", 5),)
-    bits = () if job is None else _of_bits(job)
-    return (*load, Phase(FIT, "", 6), *bits, Phase(WRITE, "", 2))
-
-
-def _of_bits(job: Job) -> tuple[Phase, ...]:
-    if job.wish is None and not may_raise(job):
-        return ()
-    gains = 3 if job.wish is not None and not job.wish.measures else 2 * USUAL_LAYERS
-    return Phase(GAINS, "sequences", gains), Phase(VERIFY, "sequences", VERIFY_PASSES)
+    if job.wish is not None or may_raise(job):
+        gains = 3 if job.wish is not None and not job.wish.measures else 2 * USUAL_LAYERS
+        phases += [Phase(GAINS, "sequences", gains), Phase(VERIFY, "sequences", VERIFY_PASSES)]
+    return (*phases, Phase(WRITE, "", 2))
 
 
 def may_raise(job: Job) -> bool:
@@ -84,7 +68,7 @@ def tunes(job: Job) -> bool:
     """Whether the job asks for a method that is tuned."""
     if job.auto:
         return job.tune and not job.fast
-    return TABLE[job.method].tuned
+    return TABLE[job.method].tune is not None
 
 
 EFFICIENCY = 0.4
@@ -134,18 +118,21 @@ def estimate(job: Job, model: ModelConfig) -> Estimate | None:
     device = default_device() if job.device == "auto" else job.device
     model_speed = matmul_speed(device, dtype if bytes_each > 1 else torch.bfloat16)
     exact_speed = matmul_speed(device, torch.float32)
-    length = min(
-        job.seq_len or LONGEST_DEFAULT,
-        (block.rope and block.rope.max_position) or LONGEST_DEFAULT,
-    )
-    forward = forward_flops(size, block, length) / (
-        EFFICIENCY * model_speed
-    )  # seconds of one token
-    simulated = forward + attention_flops(block, length) / exact_speed
+    longest = (block.rope and block.rope.max_position) or LONGEST_DEFAULT
+    length = min(job.seq_len or LONGEST_DEFAULT, longest)
+    layers, both = len(block.attention_layers), block.head_dim + block.v_head_dim
+    # Operations of one token: one query over all keys; causal attention and two for each weight;
+    # and the float64 outer products of its rows.
+    attention = 2.0 * layers * block.num_q_heads * both * length
+    forward = (2.0 * size.active + attention / 2) / (EFFICIENCY * model_speed)
+    rows = 2 * block.num_q_heads + 4 * block.num_kv_heads
+    sums = 2.0 * layers * rows * block.head_dim**2
+    simulated = forward + attention / exact_speed
+    fit = SECONDS_PER_FIT * (block.head_dim / 128) ** 3 * 2 * layers * block.num_kv_heads
     cost = {
         LOAD: START_SECONDS + size.parameters * bytes_each / DISK_BYTES_PER_SECOND,
-        CAPTURE: job.calib_tokens * (forward + moment_flops(block) / (exact_speed / 2)),
-        FIT: ASSEMBLE_SECONDS + _fits(block, all_methods=job.auto),
+        CAPTURE: job.calib_tokens * (forward + sums / (exact_speed / 2)),
+        FIT: ASSEMBLE_SECONDS + (fit if job.auto else fit / 4),
     }
     if tunes(job):
         tuning = tuning_seconds(block, device)
@@ -161,12 +148,10 @@ def estimate(job: Job, model: ModelConfig) -> Estimate | None:
         rounds = 1 if wish.bits is not None and job.auto else 2
         passes = {GAINS: 3 + raises, VERIFY: VERIFY_PASSES * rounds}
         cost |= {name: job.heldout_tokens * times * simulated for name, times in passes.items()}
+    cost[WRITE] = WRITE_SECONDS
     known = {phase.name: phase for phase in expected_phases(job)}
-    phases = [
-        replace(known[name], seconds=seconds)
-        for name, seconds in (cost | {WRITE: WRITE_SECONDS}).items()
-    ]
-    return Estimate(tuple(phases), size.parameters * bytes_each)
+    phases = tuple(replace(known[name], seconds=seconds) for name, seconds in cost.items())
+    return Estimate(phases, size.parameters * bytes_each)
 
 
 def tuning_seconds(block: ModelBlock, device: str) -> float:
@@ -178,29 +163,6 @@ def tuning_seconds(block: ModelBlock, device: str) -> float:
     flops = 8.0 * tuned.STEPS * tuned.BATCH * heads * block.head_dim**2  # four products
     speed = TUNING_EFFICIENCY[kind] * matmul_speed(device, torch.float32)
     return flops / speed + tuned.STEPS * calls * SECONDS_PER_STEP[kind]
-
-
-def forward_flops(size: ModelSize, block: ModelBlock, length: int) -> float:
-    """Operations for one token in a sequence of `length`. It counts a multiplication and an
-    addition per weight, and causal attention."""
-    return 2.0 * size.active + attention_flops(block, length) / 2
-
-
-def attention_flops(block: ModelBlock, length: int) -> float:
-    """Operations of one query over `length` keys in every layer of the simulated cache."""
-    return (
-        2.0
-        * len(block.attention_layers)
-        * block.num_q_heads
-        * (block.head_dim + block.v_head_dim)
-        * length
-    )
-
-
-def moment_flops(block: ModelBlock) -> float:
-    """Operations for the float64 outer products of one token, in every layer."""
-    rows = 2 * block.num_q_heads + 4 * block.num_kv_heads
-    return 2.0 * len(block.attention_layers) * rows * block.head_dim**2
 
 
 def matmul_speed(device: str, dtype: torch.dtype) -> float:
@@ -219,34 +181,24 @@ def matmul_speed(device: str, dtype: torch.dtype) -> float:
     return 2.0 * rows * width * width / median(run() for _ in range(5))
 
 
-def _fits(block: ModelBlock, *, all_methods: bool) -> float:
-    matrices = 2 * len(block.attention_layers) * block.num_kv_heads
-    one = SECONDS_PER_FIT * (block.head_dim / 128) ** 3
-    return matrices * (one if all_methods else one / 4)
-
-
-@dataclass
 class Meter:
     """Progress over several phases. The total of each phase is known when it starts, and may not be
     reached."""
 
-    progress: Progress
-    phase: str = ""
-    total: int = 0
-    done: int = 0
-    share: int = 1
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
     def start(self, phase: str, total: int, *, share: int = 1) -> None:
         """Begin a phase of `total` units, each done after `share` ticks."""
-        self.phase, self.total, self.done, self.share = phase, total, 0, share
+        self._phase, self._total, self._done, self._share = phase, total, 0, share
         if total:
-            self.progress(0, total, phase)
+            self._progress(0, total, phase)
 
     def tick(self) -> None:
         """Count one share of a unit."""
-        self.done += 1
-        self.at(self.done // self.share, self.total)
+        self._done += 1
+        self.at(self._done // self._share, self._total)
 
     def at(self, done: int, total: int) -> None:
         """Report that `done` units are finished."""
-        self.progress(min(done, total), total, self.phase)
+        self._progress(min(done, total), total, self._phase)

@@ -28,28 +28,22 @@ def moments_beside(target: Path) -> Path:
 def check_target(target: Path, *, force: bool) -> None:
     """Find out before the long work whether the result may be written to `target`. What killed runs
     left beside it goes, also when the target is refused; nothing else changes."""
+    shown, hint = path_text(target), "choose another output folder"
     if target.is_symlink() and not target.exists():
-        raise UsageError(f"{target} is a link to nothing.", hint="choose another output folder")
+        raise UsageError(f"{shown} is a link to nothing.", hint=hint)
     try:
         target.name.encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"the name of {path_text(target)} is no UTF-8, and manifests hold it.",
-            hint="choose another output folder",
+            f"the name of {shown} is no UTF-8, and manifests hold it.", hint=hint
         ) from None
     durable.tidy(target.absolute().parent)
     with durable.storage_errors(f"cannot write {target}"):
         if target.is_dir():
             _check_replaceable(target, force=force)
-        elif target.exists():
-            raise UsageError(
-                f"{target} is a file, not a folder.", hint="choose another output folder"
-            )
-        parent = next(folder for folder in target.absolute().parents if folder.exists())
-        if not parent.is_dir():
-            raise UsageError(
-                f"{parent} is a file, not a folder.", hint="choose another output folder"
-            )
+        there = next(one for one in (target, *target.absolute().parents) if one.exists())
+        if not there.is_dir():
+            raise UsageError(f"{there} is a file, not a folder.", hint=hint)
         durable.check_creatable(target)
 
 
@@ -88,9 +82,8 @@ def write_folder(target: Path, files: Mapping[str, bytes], *, force: bool) -> No
         durable.make_folders(target.parent)
         with durable.staged_folder(target.parent) as staged:
             durable.write_files(staged, files)
-            if not durable.move_into_place(staged, target) and not (
-                force and _replace(staged, target)
-            ):
+            moved = durable.move_into_place(staged, target)
+            if not moved and not (force and _replace(staged, target)):
                 raise OutputExists(
                     f"{target} appeared meanwhile.", hint="choose another output folder"
                 )
@@ -108,9 +101,8 @@ def _check_replaceable(target: Path, *, force: bool) -> None:
             hint="replace it with --force, or choose a folder",
         )
     try:
-        manifest = Manifest.from_bytes(
-            read_file(target / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
-        )
+        content = read_file(target / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
+        manifest = Manifest.from_bytes(content)
     except MalformedFile as error:
         raise OutputExists(
             f"{shown}: {error.message}", hint="remove the folder, or choose another"

@@ -4,15 +4,16 @@ The steps are: load, read the text, capture, fit, choose, assemble in memory, ve
 bytes, then write the folder in one step. An interrupt, a crash or a full disk at any point leaves
 the target as it was. What a long capture has done until then is kept for `resume`. The same job
 gives the same digest on the same machine and versions. `refit` makes another artifact of a moments
-file, without a new capture; the model is needed only where bits are chosen per layer and side.
+file, without a new capture.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,16 +21,26 @@ from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, MomentsFile
 from oscar_zoo.artifact.names import ArtifactId, path_text
-from oscar_zoo.artifact.outcome import Outcome, Verified, why
+from oscar_zoo.artifact.outcome import Verified, why
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble, calibration_tag
-from oscar_zoo.compute.capture.checkpoint import can_resume, check_text, kept_for_resume
+from oscar_zoo.compute.capture.checkpoint import can_resume, kept_for_resume
+from oscar_zoo.compute.capture.rows import collect_rows
 from oscar_zoo.compute.capture.transformers import capture, numerics
-from oscar_zoo.compute.data.calibration import CalibrationData, HeldOut
-from oscar_zoo.compute.estimate import CAPTURE, FIT, LOAD, WRITE
-from oscar_zoo.compute.fitting import choose_bits, fit_or_choose
+from oscar_zoo.compute.data.calibration import CalibrationData
+from oscar_zoo.compute.estimate import (
+    CAPTURE,
+    FIT,
+    LOAD,
+    LONGEST_TUNING,
+    ROWS,
+    TUNE,
+    WRITE,
+    tunes,
+    tuning_seconds,
+)
 from oscar_zoo.compute.folder import (
     MOMENTS_NAME,
     check_target,
@@ -37,28 +48,52 @@ from oscar_zoo.compute.folder import (
     moments_beside,
     write_folder,
 )
-from oscar_zoo.compute.methods.base import FitResult, Method, fit, needs_model, possible_methods
-from oscar_zoo.compute.methods.table import METHODS, TABLE, find_method
+from oscar_zoo.compute.methods.base import (
+    CalibrationRows,
+    FitResult,
+    Fits,
+    Method,
+    Tick,
+    fit,
+    needs_model,
+)
+from oscar_zoo.compute.methods.table import (
+    METHODS,
+    TABLE,
+    TUNED,
+    find_method,
+    fit_all,
+    possible_methods,
+    with_tuned,
+)
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
-from oscar_zoo.compute.options import ENOUGH_TOKENS, Job, load, read_data
+from oscar_zoo.compute.options import (
+    ENOUGH_TOKENS,
+    INSTEAD,
+    Job,
+    WidthWish,
+    bits_of,
+    load,
+    read_data,
+)
 from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.report.build import report_of, save_report
+from oscar_zoo.compute.select.choose import choose, failure, refuse_poor
 from oscar_zoo.compute.select.decision import Choice, WidthChoice
-from oscar_zoo.compute.width_wish import bits_of
-from oscar_zoo.errors import ComputeFailed, GeometryMismatch, IntegrityError, OutputExists
+from oscar_zoo.compute.select.widths import choose_widths
+from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists
 from oscar_zoo.evaluate.shared import Progress
-from oscar_zoo.models.loading import LoadedModel, load_tokenizer
+from oscar_zoo.models.loading import LoadedModel
 from oscar_zoo.models.memory import memory_errors
-from oscar_zoo.models.model_source import inspect_model
+from oscar_zoo.next_step import AddOption
 
 
-@dataclass
 class _Clock:
     """Measures seconds by phase, and reports the start of each phase."""
 
-    progress: Progress
-    seconds: dict[str, float] = field(default_factory=dict)
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.seconds = progress, dict[str, float]()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -79,41 +114,23 @@ def compute_artifact(
     job.check()
     clock = _Clock(progress)
     with clock.phase(LOAD):
-        _check_resume(job)
         model = load(job)
     data = read_data(job, model.block, model.tokenizer)
-    base = _base(job, model.block, data)
+    method = None if job.auto else job.methods[0]  # `auto` adds its method to the name later
+    base = job.output or default_target(_artifact_id(job, model.block, job.recipe, method, data))
     if not job.auto and job.wish is None:  # else the tag is not known yet
         check_target(base, force=job.force)
-    work = _work(base)
+    work = base.with_name(base.name + ".work")  # what an interrupted capture needs to go on
     if job.output is None:
         tell(f"no --output-dir was given: the artifact goes into {path_text(base.parent)}.")
     for text in _about_tokens(data, needed=job.needs_data):
         tell(text)
     with kept_for_resume(work), memory_errors(model.block.id, model.device):
-        with clock.phase(CAPTURE):
-            moments = _capture(job, model, data, work, progress, tell) if job.needs_data else None
+        moments = None
+        if job.needs_data:
+            with clock.phase(CAPTURE):
+                moments = _capture(job, model, data, work, progress, tell)
         return _finish(job, model, data, moments, clock)
-
-
-def _base(job: Job, block: ModelBlock, data: CalibrationData) -> Path:
-    """The folder of the artifact; `auto` adds its method to the name later."""
-    method = None if job.auto else job.methods[0]
-    return job.output or default_target(_artifact_id(job, block, job.recipe, method, data))
-
-
-def _work(base: Path) -> Path:
-    """The folder beside `base` for what an interrupted capture needs to go on."""
-    return base.with_name(base.name + ".work")
-
-
-def _check_resume(job: Job) -> None:
-    """Refuse to go on from a capture of another text, before weights are loaded."""
-    if job.resume is not True or (job.output is not None and not can_resume(_work(job.output))):
-        return
-    block = inspect_model(job.model, revision=job.revision, model_id=job.model_id)
-    data = read_data(job, block, load_tokenizer(job.model, revision=job.revision))
-    check_text(_work(_base(job, block, data)), data.prompts_sha256)
 
 
 def _capture(
@@ -163,20 +180,36 @@ def _finish(
         sums = moments or Moments(model.block, {})
         chosen, choice, widths = fit_or_choose(job, model, data, sums, clock.progress)
         recipe = choice.recipe if choice else widths.recipe if widths else job.recipe
-        facts = _facts(job, recipe, chosen, model, data)
-        target = job.output or default_target(facts.artifact_id)
+        needed = bool(chosen.method.needs)
+        facts = Facts(
+            artifact_id=_artifact_id(job, model.block, recipe, chosen.method, data),
+            model=model.block,
+            recipe=recipe,
+            calibration=data.facts() if needed else None,
+            numerics=numerics(model) if needed else None,
+            created=job.created or now(),
+        )
         if choice is not None:
             facts = replace(facts, selection=choice.selection, quality=choice.quality)
         elif widths is not None and data.heldout is not None:
             selection = widths.selection_of(chosen.method.name, data.heldout)
             facts = replace(facts, selection=selection, quality=widths.quality)
-        verified = require_verified(verify_files(assemble(chosen, facts), strict=True))
+        verified = _verified(chosen, facts)
+    target = job.output or default_target(facts.artifact_id)
     with clock.phase(WRITE):
         check_target(target, force=job.force)
-        saved = None if moments is None else _save_moments(target, model, data, moments)
-        files = assemble(chosen, replace(facts, moments=saved))
-        write_folder(target, files, force=job.force)
-    manifest = Manifest.from_bytes(files[FILE_NAME])
+        saved = None
+        if moments is not None:
+            info = MomentsInfo(
+                model=model.block,
+                calibration=data.facts(),
+                coverage=moments.observed(),
+                numerics=numerics(model),
+                sequences=tuple(map(SequenceRecord.of, data.sequences)),
+            )
+            durable.make_folders(target.absolute().parent)
+            saved = moments_file.save_moments(moments_beside(target), moments, info)
+        manifest = _write(target, chosen, facts, saved, force=job.force)
     notes = (*model.notes, *data.notes, *_notes(data, model.block, chosen.method, choice))
     report = None
     if moments is not None:
@@ -198,28 +231,22 @@ def _finish(
     )
 
 
+def _write(
+    target: Path, chosen: FitResult, facts: Facts, moments: MomentsFile | None, *, force: bool
+) -> Manifest:
+    """Write the folder; its moments lie wherever the user keeps them."""
+    if moments is not None:
+        moments = moments.model_copy(update={"location": MOMENTS_NAME})
+    files = assemble(chosen, replace(facts, moments=moments))
+    write_folder(target, files, force=force)
+    return Manifest.from_bytes(files[FILE_NAME])
+
+
 def _artifact_id(
-    job: Job,
-    block: ModelBlock,
-    recipe: ServingRecipe,
-    method: Method | None,
-    data: CalibrationData,
+    job: Job, block: ModelBlock, recipe: ServingRecipe, method: Method | None, data: CalibrationData
 ) -> ArtifactId:
     tag = calibration_tag(data.tokens_used, len(data.sequences), recipe, block, method)
     return ArtifactId(job.model_name, str(tag))
-
-
-def _facts(
-    job: Job, recipe: ServingRecipe, chosen: FitResult, model: LoadedModel, data: CalibrationData
-) -> Facts:
-    return Facts(
-        artifact_id=_artifact_id(job, model.block, recipe, chosen.method, data),
-        model=model.block,
-        recipe=recipe,
-        calibration=data.facts() if chosen.method.needs else None,
-        numerics=numerics(model) if chosen.method.needs else None,
-        created=job.created or now(),
-    )
 
 
 def now() -> str:
@@ -227,24 +254,9 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _save_moments(
-    target: Path, model: LoadedModel, data: CalibrationData, moments: Moments
-) -> MomentsFile:
-    """Write the moments beside the artifact; they are not part of it."""
-    info = MomentsInfo(
-        model=model.block,
-        calibration=data.facts(),
-        coverage=moments.observed(),
-        numerics=numerics(model),
-        sequences=tuple(map(SequenceRecord.of, data.sequences)),
-    )
-    durable.make_folders(target.absolute().parent)
-    saved = moments_file.save_moments(moments_beside(target), moments, info)
-    return saved.model_copy(update={"location": MOMENTS_NAME})  # wherever the user keeps it
-
-
-def require_verified(outcome: Outcome) -> Verified:
-    """The outcome of verifying a result, which must have passed."""
+def _verified(chosen: FitResult, facts: Facts) -> Verified:
+    """The outcome of verifying the artifact in memory, which must have passed."""
+    outcome = verify_files(assemble(chosen, facts), strict=True)
     if isinstance(outcome, Verified):
         return outcome
     raise ComputeFailed(
@@ -255,7 +267,7 @@ def require_verified(outcome: Outcome) -> Verified:
 
 def _notes(
     data: CalibrationData, block: ModelBlock, method: Method, choice: Choice | None
-) -> tuple[str, ...]:
+) -> list[str]:
     notes = []
     if choice is not None:
         notes += [
@@ -264,7 +276,7 @@ def _notes(
             for gate in choice.gates
             if gate.result != "pass"
         ]
-        notes += [f"{choice.questions.remark}."] if choice.questions.remark else []
+        notes += [f"{choice.base.remark}."] if choice.base and choice.base.remark else []
         notes += [choice.worth_more_bits] if choice.worth_more_bits else []
         if choice.instead is not None:
             bits = bits_of(choice.recipe, block)
@@ -278,100 +290,149 @@ def _notes(
         ]
     if not method.needs:
         notes.append(f"{method.name} uses no data: the file was only counted for the tag.")
-    return (*notes, *_about_tokens(data, needed=bool(method.needs)))
+    return notes + _about_tokens(data, needed=bool(method.needs))
 
 
-def _about_tokens(data: CalibrationData, *, needed: bool) -> tuple[str, ...]:
+def _about_tokens(data: CalibrationData, *, needed: bool) -> list[str]:
     """Remarks where the text ended early, or is short for fits that need it."""
     used, notes = data.tokens_used, []
     if used < data.tokens_requested:
         notes.append(f"the data ended after {used:,} of {data.tokens_requested:,} tokens.")
     if used < ENOUGH_TOKENS and needed:
         notes.append(f"{used:,} tokens are few: fits settle near {ENOUGH_TOKENS:,}.")
-    return tuple(notes)
+    return notes
 
 
 def refit(
     moments: Path,
+    sums: Moments,
+    info: MomentsInfo,
     method: str,
     recipe: ServingRecipe,
     *,
     model_name: str,
     target: Path | None,
     force: bool = False,
-    job: Job | None = None,
     progress: Progress = lambda done, total, phase: None,
-    tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[Path, Manifest]:
-    """Fit `method` to a moments file and write the artifact, by default to `folder.default_target`.
-    Where bits are to be chosen, `job` is what `compute` would do."""
+    """Fit `method` to the moments of a file and write the artifact, by default to
+    `folder.default_target`."""
     chosen = find_method(method)
     if chosen.tune is not None:
         raise needs_model(chosen)
-    sums, info = moments_file.load_moments(moments)
     if method not in possible_methods(sums):
         allowed = ", ".join(name for name in possible_methods(sums) if TABLE[name].publishable)
         raise ComputeFailed(
             f"{moments} lacks sums that {method} reads.", hint=f"it allows {allowed}"
         )
-    if target is not None:
-        check_target(target, force=force)
-    progress(0, 0, FIT)
-    result = fit(sums, chosen)
-    found = None if job is None else _bits(job, info, result, progress, tell)
-    recipe = recipe if found is None else found[0].recipe
-    used = info.calibration
+    used, needed = info.calibration, bool(chosen.needs)
     tokens = (used.tokens_used if used else None) or sums.tokens
     tag = calibration_tag(tokens, len(info.sequences), recipe, info.model, chosen)
-    artifact = ArtifactId(model_name, str(tag))
-    target = target or default_target(artifact)
-    check_target(target, force=force)
     facts = Facts(
-        artifact_id=artifact,
+        artifact_id=ArtifactId(model_name, str(tag)),
         model=info.model,
         recipe=recipe,
-        calibration=used if chosen.needs else None,
-        numerics=info.numerics if chosen.needs else None,
+        calibration=used if needed else None,
+        numerics=info.numerics if needed else None,
         created=now(),
-        coverage=info.coverage if chosen.needs else None,
+        coverage=info.coverage if needed else None,
     )
-    if found is not None:
-        widths, heldout = found
-        selection = widths.selection_of(method, heldout)
-        facts = replace(facts, selection=selection, quality=widths.quality)
-    require_verified(verify_files(assemble(result, facts), strict=True))
+    target = target or default_target(facts.artifact_id)
+    check_target(target, force=force)
+    progress(0, 0, FIT)
+    result = fit(sums, chosen)
+    _verified(result, facts)
     progress(0, 0, WRITE)
     data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
     source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=MOMENTS_NAME)
-    files = assemble(result, replace(facts, moments=source))
-    write_folder(target, files, force=force)
-    return target, Manifest.from_bytes(files[FILE_NAME])
+    return target, _write(target, result, facts, source, force=force)
 
 
-def _bits(
-    job: Job,
-    info: MomentsInfo,
-    result: FitResult,
-    progress: Progress,
-    tell: Callable[[str], None],
-) -> tuple[WidthChoice, HeldOut]:
-    """The bits of every layer and side, and the text that they were chosen with."""
-    job.check()
-    progress(0, 0, LOAD)
-    model = load(job)
-    difference = info.model.geometry.difference(model.block.geometry)
-    if difference is not None:
-        raise GeometryMismatch(
-            f"the moments are of {info.model.id}, and {job.model} is another model: {difference}.",
-            hint="give the model that they were captured from",
+def fit_or_choose(
+    job: Job, model: LoadedModel, data: CalibrationData, moments: Moments, progress: Progress
+) -> tuple[FitResult, Choice | None, WidthChoice | None]:
+    """The fit of an artifact, how it was chosen when the method is `auto`, and its bits."""
+    if job.auto:
+        choice = _choose(job, model, data, moments, progress)
+        return choice.result, choice, choice.widths
+    rows = _rows(job, model, data, progress) if job.method in TUNED else None
+    result = fit(moments, job.methods[0], rows, tick=_ticks(progress, TUNE))
+    if job.wish is None:
+        return result, None, None
+    assert data.heldout is not None  # `read_data` refuses such text
+    widths = choose_widths(model, data.heldout, result, job.recipe, job.wish, progress=progress)
+    if not job.allow_poor:
+        refuse_poor(result.method.name, widths.gates)
+    return result, None, widths
+
+
+def _choose(
+    job: Job, model: LoadedModel, data: CalibrationData, moments: Moments, progress: Progress
+) -> Choice:
+    """The best method, with the bits that were asked for, or more than 2 where 2 fail their gates
+    and nobody asked for them."""
+    assert data.heldout is not None  # `read_data` refuses such text
+    choice = choose(
+        model,
+        data.heldout,
+        _fits(job, model, data, moments, progress),
+        job.recipe,
+        fixed_clip=job.clip is not None,
+        fast=job.fast,
+        progress=progress,
+    )
+    kept = choice.trials[choice.at]
+    gates = () if choice.base is None else kept.gates(choice.base)
+    failed = failure(gates)
+    wishes: tuple[WidthWish, ...] = () if job.wish is None else (job.wish,)
+    if job.wish is None and failed is not None and not job.allow_poor:
+        wishes = INSTEAD
+    widths = None
+    for wish in wishes:
+        widths = choose_widths(
+            model, data.heldout, choice.result, choice.recipe, wish, known=choice, progress=progress
         )
-    data = read_data(job, model.block, model.tokenizer)
-    if info.calibration is None or data.prompts_sha256 != info.calibration.prompts_sha256:
-        tell(
-            f"the moments were not captured from {data.source} with this budget, so text that they"
-            " were captured from may be among the text that bits are chosen with."
+        if failure(widths.gates) is None:
+            break
+    choice = replace(choice, exact=None)  # which takes much memory
+    if widths is None:
+        return choice
+    if not job.allow_poor:
+        if job.wish is None and not job.raises:
+            step = None
+            if failure(widths.gates) is None:  # a budget by which the gates are passed
+                bits = math.ceil(100 * bits_of(widths.recipe, model.block)) / 100
+                step = AddOption("--bits", f"{bits:g}")
+            refuse_poor(kept.method, gates, step)
+        refuse_poor(kept.method, widths.gates)
+    instead = failed if job.wish is None else None
+    return replace(choice, recipe=widths.recipe, widths=widths, instead=instead)
+
+
+def _fits(
+    job: Job, model: LoadedModel, data: CalibrationData, moments: Moments, progress: Progress
+) -> Fits:
+    """The fits of every method; tuned methods are included when they do not take too long."""
+    fits = fit_all(moments)
+    if not tunes(job):
+        return fits
+    cost = tuning_seconds(model.block, str(model.device))
+    if cost > LONGEST_TUNING:
+        why_not = (
+            f"tuning takes about {cost / 60:.0f} minutes on this device; to wait for it, name it"
+            " with --method"
         )
-    with memory_errors(model.block.id, model.device):
-        widths = choose_bits(job, model, data, result, progress)
-    assert widths is not None and data.heldout is not None  # the job has a wish
-    return widths, data.heldout
+        return replace(fits, refused={**fits.refused, **dict.fromkeys(TUNED, why_not)})
+    rows = _rows(job, model, data, progress)
+    return with_tuned(fits, moments, rows, tick=_ticks(progress, TUNE))
+
+
+def _rows(
+    job: Job, model: LoadedModel, data: CalibrationData, progress: Progress
+) -> CalibrationRows:
+    tick = _ticks(progress, ROWS)
+    return collect_rows(model, data.sequences, job.recipe.group_size, tick=tick)
+
+
+def _ticks(progress: Progress, phase: str) -> Tick:
+    return lambda done, total: progress(done, total, phase)

@@ -45,23 +45,17 @@ _MIN_WEIGHT = 1e-12
 class LayerMoments:
     """Sums over the tokens of one layer, per KV head; everything float64 on one device.
 
-    Of a matrix the lower triangle counts; `products.symmetric` gives the whole.
+    Of a matrix the lower triangle counts; `products.symmetric` gives the whole. q and k are after
+    RoPE, o is before o_proj, and the query heads of a group are added up. With w = k A k^T:
 
     Attributes:
-        qq: `[num_kv_heads, d, d]`, q^T q over all tokens and the query heads of the group, after
-            RoPE.
-        kk, k_sum: `[num_kv_heads, d, d]` and `[num_kv_heads, d]`, k^T k and k after RoPE.
-        vv, v_sum: `[num_kv_heads, dv, dv]` and `[num_kv_heads, dv]`, v^T v and v.
-        oo: `[num_kv_heads, dv, dv]`, o^T o over all tokens and the query heads of the group, o
-            before o_proj.
-        sst_num, sst_den: `[num_kv_heads, dv, dv]` and `[num_kv_heads]`, w v^T v and w with w = k A
-            k^T.
+        qq, kk: `[num_kv_heads, d, d]`, q^T q and k^T k; k_sum: `[num_kv_heads, d]`.
+        vv, oo: `[num_kv_heads, dv, dv]`, v^T v and o^T o; v_sum: `[num_kv_heads, dv]`.
+        sst_num, sst_den: `[num_kv_heads, dv, dv]` and `[num_kv_heads]`, w v^T v and w.
         wo: `[num_kv_heads, dv, dv]`, W_j^T W_j over the query heads of the group, W_j
             `[hidden, dv]` the columns of o_proj that read head j; `None` until `set_weights`.
-        tokens: rows of k and v seen by each KV head.
-        query_rows: rows of q summed into each KV head: group size times tokens.
-        output_rows: rows of o summed into each KV head.
-        weighted_tokens: rows in `sst_num`.
+        tokens: rows of k and v seen by each KV head; `query_rows` and `output_rows` are group size
+            times that, `weighted_tokens` the rows in `sst_num`.
     """
 
     qq: Tensor
@@ -80,26 +74,16 @@ class LayerMoments:
 
     @classmethod
     def zeros(
-        cls,
-        num_kv_heads: int,
-        head_dim: int,
-        v_head_dim: int,
-        device: torch.device | str = "cpu",
+        cls, num_kv_heads: int, head_dim: int, v_head_dim: int, device: torch.device | str = "cpu"
     ) -> Self:
         """Empty sums."""
-
-        def zero(*shape: int) -> Tensor:
-            return torch.zeros(num_kv_heads, *shape, dtype=torch.float64, device=device)
-
+        d, dv = head_dim, v_head_dim
+        shapes = ((d, d), (d, d), (d,), (dv, dv), (dv,), (dv, dv), (dv, dv), ())
         return cls(
-            qq=zero(head_dim, head_dim),
-            kk=zero(head_dim, head_dim),
-            k_sum=zero(head_dim),
-            vv=zero(v_head_dim, v_head_dim),
-            v_sum=zero(v_head_dim),
-            oo=zero(v_head_dim, v_head_dim),
-            sst_num=zero(v_head_dim, v_head_dim),
-            sst_den=zero(),
+            *(
+                torch.zeros(num_kv_heads, *shape, dtype=torch.float64, device=device)
+                for shape in shapes
+            )
         )
 
     def add(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None = None) -> None:
@@ -143,16 +127,8 @@ class LayerMoments:
         self.wo = symmetric(wo).to(self.vv.device)
 
     def merge(self, other: LayerMoments) -> None:
-        """Add the sums of a disjoint token set of the same layer and heads."""
-        if (self.kk.shape, self.vv.shape) != (other.kk.shape, other.vv.shape):
-            raise ComputeFailed(
-                "moments of different heads do not add.", hint="use parts of one model"
-            )
-        if self.weighted_tokens or other.weighted_tokens:
-            raise ComputeFailed(
-                "moments cannot be merged after the weighted pass.",
-                hint="merge first, then weigh all tokens",
-            )
+        """Add the sums of a disjoint token set of the same layer and heads, before the weighted
+        pass."""
         if self.wo is not None and other.wo is not None and not same(self.wo, other.wo):
             raise ComputeFailed(
                 "moments of different weights do not add.", hint="use one revision of one model"
@@ -165,18 +141,18 @@ class LayerMoments:
         self.output_rows += other.output_rows
 
     def _check_rows(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None) -> None:
-        (heads, width, _), tokens = self.kk.shape, key.shape[1]
+        (heads, width, _), tokens, v_width = self.kk.shape, key.shape[1], self.vv.shape[-1]
         fits = (
             key.shape == (heads, tokens, width)
-            and value.shape == (heads, tokens, self.vv.shape[-1])
+            and value.shape == (heads, tokens, v_width)
             and query.shape[0] % heads == 0
             and query.shape[1:] == (tokens, width)
-            and (output is None or output.shape == (query.shape[0], tokens, self.vv.shape[-1]))
+            and (output is None or output.shape == (query.shape[0], tokens, v_width))
         )
         if not fits:
-            shapes = f"q {tuple(query.shape)}, k {tuple(key.shape)}, v {tuple(value.shape)}"
-            more = "" if output is None else f", o {tuple(output.shape)}"
-            raise self._do_not_fit(shapes + more)
+            rows = {"q": query, "k": key, "v": value} | ({} if output is None else {"o": output})
+            shapes = [f"{name} {tuple(some.shape)}" for name, some in rows.items()]
+            raise self._do_not_fit(", ".join(shapes))
 
     def _do_not_fit(self, shapes: str) -> ComputeFailed:
         return ComputeFailed(
@@ -260,7 +236,7 @@ class Moments:
         heads = self.geometry.num_kv_heads
         return Coverage(
             layers=len(self.layers),
-            q_heads=heads * (self.geometry.num_q_heads // self.geometry.num_kv_heads),
+            q_heads=heads * (self.geometry.num_q_heads // heads),
             kv_heads=heads,
             tokens_min=min(counts),
             tokens_max=max(counts),
@@ -280,8 +256,7 @@ def _check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
             head = int(bad.nonzero()[0])
             value = float(trace[head])
             raise ComputeFailed(
-                f"layer {layer_id}, KV head {head}: trace of {name} is {value:.3g}.",
-                hint=_BROKEN,
+                f"layer {layer_id}, KV head {head}: trace of {name} is {value:.3g}.", hint=_BROKEN
             )
 
 
@@ -307,16 +282,6 @@ def sst(layer: LayerMoments) -> Tensor:
     return symmetric(layer.sst_num) / layer.sst_den.clamp_min(_MIN_WEIGHT)[:, None, None]
 
 
-def kk(layer: LayerMoments) -> Tensor:
-    """`kk/1`: mean of k^T k; `[n_kv, d, d]`."""
-    return symmetric(layer.kk) / layer.tokens
-
-
-def vv(layer: LayerMoments) -> Tensor:
-    """`vv/1`: mean of v^T v; `[n_kv, dv, dv]`."""
-    return symmetric(layer.vv) / layer.tokens
-
-
 def oo(layer: LayerMoments) -> Tensor:
     """`oo/1`: `[n_kv, dv, dv]`, mean of o^T o over the group's query heads and all tokens. o =
     sum_s p_s v_s is the output of a head, before o_proj. The rows of S V are these outputs, so this
@@ -333,11 +298,11 @@ def wo(layer: LayerMoments) -> Tensor:
 
 
 ESTIMATORS: Mapping[str, Callable[[LayerMoments], Tensor]] = {
-    "kk/1": kk,
+    "kk/1": lambda layer: symmetric(layer.kk) / layer.tokens,  # mean of k^T k
     "oo/1": oo,
     "qqt/1": qqt,
     "sst/1": sst,
-    "vv/1": vv,
+    "vv/1": lambda layer: symmetric(layer.vv) / layer.tokens,  # mean of v^T v
     "wo/1": wo,
 }
 TARGETS: Mapping[str, StatisticName] = {

@@ -16,8 +16,8 @@ sum loses them; every other method can still be fitted from the result.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,7 @@ from oscar_zoo.artifact.manifest import (
     MomentsFile,
     Numerics,
 )
-from oscar_zoo.artifact.specs import Count, Geometry, Harness, Hex64, Spec, validated
+from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec, validated
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import (
     COUNTS,
@@ -130,27 +130,24 @@ def save_moments(path: Path, moments: Moments, info: MomentsInfo) -> MomentsFile
 def moments_bytes(moments: Moments, info: MomentsInfo) -> bytes:
     """The content of the file; see `save_moments`."""
     _check(moments, info)
-    ids = sorted(moments.layers)
-    layers = [moments.layers[layer_id] for layer_id in ids]
-    table = tuple(
-        _Layer(
-            id=layer_id,
-            weights=layer.wo is not None,
-            **{count: getattr(layer, count) for count in COUNTS},
-        )
-        for layer_id, layer in zip(ids, layers, strict=True)
-    )
-    tensors: dict[str, tensor_file.Array] = {}
-    for name in _NAMES:
-        stack = [
-            getattr(layer, name)
-            for layer, entry in zip(layers, table, strict=True)
-            if entry.has(name)
-        ]
-        if stack:
-            tensors[name] = _packed(torch.stack(stack), vector=name in _VECTORS)
+    entries = []
+    stacks: dict[str, list[Tensor]] = {name: [] for name in _NAMES}
+    for layer_id in sorted(moments.layers):
+        layer = moments.layers[layer_id]
+        counts = {count: getattr(layer, count) for count in COUNTS}
+        entries.append(_Layer(id=layer_id, weights=layer.wo is not None, **counts))
+        for name in filter(entries[-1].has, _NAMES):
+            stacks[name].append(getattr(layer, name))
+    tensors: dict[str, tensor_file.Array] = {
+        name: _packed(torch.stack(stack), vector=name in _VECTORS)
+        for name, stack in stacks.items()
+        if stack
+    }
     content = _Content(
-        schema="oscar-zoo.moments/1", info=info, heads=_heads(moments.geometry), layers=table
+        schema="oscar-zoo.moments/1",
+        info=info,
+        heads=tuple(range(moments.geometry.num_kv_heads)),
+        layers=tuple(entries),
     )
     text = strict_json.canonical_bytes(content.model_dump(mode="json", by_alias=True)).decode()
     return tensor_file.write(tensors, {KEY: text}, checksum=True)
@@ -166,7 +163,19 @@ def parse_moments(data: bytes, *, what: str = "the moments file") -> tuple[Momen
     """The content of an untrusted moments file; see `load_moments`."""
     refuse_mistaken(data, what=what)
     tensors, metadata = tensor_file.read_with_metadata(data, what=what, max_header=MAX_HEADER)
-    content = _content(metadata, what)
+    if metadata.keys() != {KEY}:
+        raise MalformedFile(
+            "moments.schema", f"{what} is no moments file.", hint="`oscar-zoo compute` writes them"
+        )
+    value = strict_json.loads(
+        metadata[KEY].encode(), what=f"the description in {what}", max_bytes=MAX_HEADER
+    )
+    if type(value) is not dict or value.get("schema") != SCHEMA:
+        found = value.get("schema") if type(value) is dict else None
+        raise MalformedFile(
+            "moments.version", f"{what} has schema {str(found)[:60]!r}, not {SCHEMA}."
+        )
+    content = validated(_Content, value, code="moments.schema", what=what)
     moments = _moments(tensors, content, what)
     try:
         _check(moments, content.info)
@@ -187,16 +196,9 @@ def _check(moments: Moments, info: MomentsInfo) -> None:
     if info.partial:
         return
     moments.check(moments.needs_met() | {"rows"})
-    tokens, seen, said = (
-        moments.tokens,
-        sum(sequence.tokens for sequence in info.sequences),
-        info.coverage,
-    )
-    if (
-        said is None
-        or said != moments.observed(tp=said.tp, pp=said.pp, dp=said.dp)
-        or seen != tokens
-    ):
+    tokens, said = moments.tokens, info.coverage
+    covered = said is not None and said == moments.observed(tp=said.tp, pp=said.pp, dp=said.dp)
+    if not covered or sum(sequence.tokens for sequence in info.sequences) != tokens:
         raise ComputeFailed(
             f"moments of {tokens} tokens are described as other ones.",
             hint="partial moments must say that they are",
@@ -224,33 +226,13 @@ def _unpacked(packed: NDArray[np.float64], width: int, *, vector: bool) -> Tenso
     return torch.from_numpy(full)
 
 
-def _content(metadata: Mapping[str, str], what: str) -> _Content:
-    if metadata.keys() != {KEY}:
-        raise MalformedFile(
-            "moments.schema", f"{what} is no moments file.", hint="`oscar-zoo compute` writes them"
-        )
-    value = strict_json.loads(
-        metadata[KEY].encode(), what=f"the description in {what}", max_bytes=MAX_HEADER
-    )
-    if type(value) is not dict or value.get("schema") != SCHEMA:
-        found = value.get("schema") if type(value) is dict else None
-        raise MalformedFile(
-            "moments.version", f"{what} has schema {str(found)[:60]!r}, not {SCHEMA}."
-        )
-    return validated(_Content, value, code="moments.schema", what=what)
-
-
-def _heads(geometry: Geometry) -> tuple[int, ...]:
-    return tuple(range(geometry.num_kv_heads))
-
-
 def _moments(tensors: Mapping[str, NDArray[np.float64]], content: _Content, what: str) -> Moments:
     """The sums, after names, shapes and values are checked against the description."""
     geometry = content.info.model.geometry
     ids = [layer.id for layer in content.layers]
     if not ids or ids != sorted({*ids} & {*geometry.attention_layers}):
         raise MalformedFile("moments.layers", f"{what} has other layers than its model.")
-    if content.heads != _heads(geometry):
+    if content.heads != tuple(range(geometry.num_kv_heads)):
         raise MalformedFile("moments.heads", f"{what} has other KV heads than its model.")
     if unknown := tensors.keys() - {*_NAMES}:
         raise MalformedFile("moments.name", f"{what}: unknown entry {min(unknown)[:60]!r}.")
@@ -280,20 +262,12 @@ def _moments(tensors: Mapping[str, NDArray[np.float64]], content: _Content, what
     )
 
 
+_AXES = ("tp", "pp", "dp")
 LOST_WEIGHTS = (
     "the weighted value sums were left out: "
     f"{' and '.join(name for name, method in METHODS.items() if 'weighted' in method.needs)}"
     " need one capture of all sequences."
 )
-
-
-@dataclass(frozen=True)
-class Part:
-    """A moments file and its name for messages."""
-
-    name: str
-    moments: Moments
-    info: MomentsInfo
 
 
 def merge_files(
@@ -303,134 +277,98 @@ def merge_files(
     and remarks for the user."""
     if len(paths) < 2:
         raise UsageError("there is nothing to merge.", hint="name two moments files or more")
-    merged, notes = merge_parts([Part(str(path), *load_moments(path)) for path in paths])
-    return save_moments(out, merged.moments, merged.info), merged.info, notes
-
-
-def merge_parts(parts: Sequence[Part]) -> tuple[Part, tuple[str, ...]]:
-    """One part made of all, and remarks for the user; see `merge_files`. The moments of `parts` are
-    used up: their memory is reused."""
-    for part in parts[1:]:
-        _check_same_source(parts[0], part)
-    captures = sorted(parts, key=lambda part: sorted(_hashes(part)))
-    whole, notes = _add(captures)
-    first = parts[0].info
-    tp, pp, dp = (
-        max(getattr(p.info.coverage, axis, 1) for p in parts) for axis in ("tp", "pp", "dp")
-    )
-    partial, missing = _missing(whole)
-    info = MomentsInfo(
-        model=first.model,
-        calibration=_calibration(captures),
-        coverage=whole.observed(tp=tp, pp=pp, dp=max(dp, len(captures))),
-        numerics=_numerics([part.info.numerics for part in parts]),
-        sequences=tuple(sequence for capture in captures for sequence in capture.info.sequences),
-        partial=partial,
-    )
-    return Part("the result", whole, info), (*notes, *missing)
-
-
-def _check_same_source(one: Part, other: Part) -> None:
-    """Refuse to mix models or numerics."""
-    if one.info.model != other.info.model:
-        what = one.info.model.geometry.difference(other.info.model.geometry) or _field(
-            one.info.model, other.info.model
-        )
-        raise UsageError(
-            f"{one.name} and {other.name} are of different models: {what}.",
-            hint="merge parts of one",
-        )
-    mine, theirs = one.info.numerics, other.info.numerics
-    for name in ("forward_dtype", "accumulate", "engine"):
-        if getattr(mine, name) != getattr(theirs, name):
-            raise UsageError(
-                f"{one.name} and {other.name} were computed differently: {name} is "
-                f"{_word(getattr(mine, name))} here and {_word(getattr(theirs, name))} there.",
-                hint="capture both with one engine, version and dtype",
-            )
-
-
-def _field(one: ModelBlock, other: ModelBlock) -> str:
-    name = next(
-        name for name in ModelBlock.model_fields if getattr(one, name) != getattr(other, name)
-    )
-    return f"{name} is {_word(getattr(one, name))} here and {_word(getattr(other, name))} there"
-
-
-def _word(value: object) -> str:
-    name, version = getattr(value, "name", None), getattr(value, "version", None)
-    return f"{name} {version}" if name else str(value)[:100]
-
-
-def _hashes(part: Part) -> list[str]:
-    if not part.info.sequences:
-        raise UsageError(
-            f"{part.name} does not say which sequences it holds.", hint="capture again"
-        )
-    return [sequence.sha256 for sequence in part.info.sequences]
-
-
-def _add(captures: Sequence[Part]) -> tuple[Moments, tuple[str, ...]]:
-    """The sum over captures of disjoint sequences, without weighted sums."""
-    whole = captures[0].moments
-    seen: dict[str, str] = {}
-    for capture in captures:
-        for sha256 in dict.fromkeys(_hashes(capture)):
-            if sha256 in seen:
+    parts = [(str(path), *load_moments(path)) for path in paths]
+    first = parts[0][2]
+    for name, _, info in parts:
+        _check_same_source(first, info, f"{parts[0][0]} and {name}")
+        if not info.sequences:
+            raise UsageError(f"{name} does not say which sequences it holds.", hint="capture again")
+    # the same sums, whatever the order of the files
+    parts.sort(key=lambda part: sorted(one.sha256 for one in part[2].sequences))
+    owners: dict[str, str] = {}
+    for name, _, info in parts:
+        for sha256 in dict.fromkeys(one.sha256 for one in info.sequences):
+            if sha256 in owners:
                 raise UsageError(
-                    f"{seen[sha256]} and {capture.name} have sequences in common, which would count"
+                    f"{owners[sha256]} and {name} have sequences in common, which would count"
                     " twice.",
                     hint="capture parts of the data that do not overlap",
                 )
-            seen[sha256] = capture.name
-    weighted = any("weighted" in capture.moments.needs_met() for capture in captures)
-    for capture in captures:
-        for layer in capture.moments.layers.values():
+            owners[sha256] = name
+    whole, infos = parts[0][1], [info for _, _, info in parts]
+    notes = [LOST_WEIGHTS] if any("weighted" in one.needs_met() for _, one, _ in parts) else []
+    for _, moments, _ in parts:
+        for layer in moments.layers.values():
             for name in WEIGHTED_SUMS:
                 setattr(layer, name, torch.zeros_like(getattr(layer, name)))
             layer.weighted_tokens = 0
-    for capture in captures[1:]:
-        whole.merge(capture.moments)
-    return whole, (LOST_WEIGHTS,) if weighted else ()
-
-
-def _missing(whole: Moments) -> tuple[bool, tuple[str, ...]]:
+        if moments is not whole:
+            whole.merge(moments)
+    partial = False
     try:
         whole.check(whole.needs_met() | {"rows"})
     except ComputeFailed as error:
-        return True, (f"parts are missing: {error.message.partition(': ')[2] or error.message}",)
-    return False, ()
+        partial = True
+        notes.append(f"parts are missing: {error.message.partition(': ')[2] or error.message}")
+    tp, pp, dp = (max(getattr(one.coverage, axis, 1) for one in infos) for axis in _AXES)
+    devices = " + ".join(dict.fromkeys(one.numerics.device for one in infos))
+    info = MomentsInfo(
+        model=first.model,
+        calibration=_calibration(infos),
+        coverage=whole.observed(tp=tp, pp=pp, dp=max(dp, len(parts))),
+        numerics=first.numerics.model_copy(update={"device": devices}),
+        sequences=tuple(sequence for one in infos for sequence in one.sequences),
+        partial=partial,
+    )
+    return save_moments(out, whole, info), info, tuple(notes)
 
 
-def _numerics(blocks: Sequence[Numerics]) -> Numerics:
-    devices = " + ".join(dict.fromkeys(block.device for block in blocks))
-    return blocks[0].model_copy(update={"device": devices})
+def _check_same_source(one: MomentsInfo, other: MomentsInfo, names: str) -> None:
+    """Refuse to mix models or numerics."""
+
+    def differs(mine: Spec, theirs: Spec, fields: Iterable[str]) -> str | None:
+        for name in fields:
+            values = [getattr(side, name) for side in (mine, theirs)]
+            if values[0] != values[1]:
+                here, there = (
+                    f"{x.name} {x.version}" if isinstance(x, Harness) else str(x)[:100]
+                    for x in values
+                )
+                return f"{name} is {here} here and {there} there"
+        return None
+
+    if what := differs(one.model, other.model, ModelBlock.model_fields):
+        raise UsageError(f"{names} are of different models: {what}.", hint="merge parts of one")
+    if what := differs(one.numerics, other.numerics, ("forward_dtype", "accumulate", "engine")):
+        raise UsageError(
+            f"{names} were computed differently: {what}.",
+            hint="capture both with one engine, version and dtype",
+        )
 
 
-def _calibration(captures: Sequence[Part]) -> Calibration | None:
+def _calibration(infos: Sequence[MomentsInfo]) -> Calibration | None:
     """One calibration block for all captures. A value that they do not share becomes null, and no
     hash is invented."""
-    blocks = [
-        capture.info.calibration for capture in captures if capture.info.calibration is not None
-    ]
-    if len(blocks) != len(captures):
+    blocks = [info.calibration for info in infos if info.calibration is not None]
+    if len(blocks) != len(infos):
         return None
-    if len(blocks) == 1:
-        return blocks[0]
-    first = blocks[0]
+    first, shared = blocks[0], ("revision", "split", "license", "content", "chat_template", "seed")
     common = {
         name: getattr(first, name)
-        for name in Calibration.model_fields
+        for name in shared
         if all(getattr(block, name) == getattr(first, name) for block in blocks)
     }
-    lengths = [sequence.tokens for capture in captures for sequence in capture.info.sequences]
+    lengths = [sequence.tokens for info in infos for sequence in info.sequences]
     requested = [block.tokens_requested for block in blocks]
-    proven = [{*(block.disjoint_from or ())} for block in blocks]
+    proven = [set(block.disjoint_from or ()) for block in blocks]
+    disjoint = tuple(
+        one for one in first.disjoint_from or () if all(one in some for some in proven)
+    )
     return Calibration(
+        **{"revision": None, "split": None, "license": None, "chat_template": None, "seed": None}
+        | {"content": "mixed"}
+        | common,
         dataset=" + ".join(dict.fromkeys(block.dataset or "?" for block in blocks)),
-        revision=common.get("revision"),
-        split=common.get("split"),
-        license=common.get("license"),
         prompts_sha256=None,
         sequences=len(lengths),
         tokens_requested=sum(n for n in requested if n) if all(requested) else None,
@@ -438,15 +376,6 @@ def _calibration(captures: Sequence[Part]) -> Calibration | None:
         length=LengthStats(
             min=min(lengths), median=statistics.median_low(lengths), max=max(lengths)
         ),
-        content=common.get("content", "mixed"),
-        chat_template=common.get("chat_template"),
-        seed=common.get("seed"),
-        disjoint_from=(
-            tuple(d for d in first.disjoint_from or () if all(d in sets for sets in proven))
-            if all(block.disjoint_from is not None for block in blocks)
-            else None
-        ),
-        overlaps_with=tuple(
-            dict.fromkeys(name for block in blocks for name in block.overlaps_with)
-        ),
+        disjoint_from=disjoint if all(b.disjoint_from is not None for b in blocks) else None,
+        overlaps_with=tuple(dict.fromkeys(name for b in blocks for name in b.overlaps_with)),
     )

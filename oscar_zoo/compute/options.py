@@ -1,38 +1,25 @@
-"""A computation of which everything is decided: its checks, its model and its text.
-
-A method and bits are chosen at positions beyond both windows of the cache, so held-out sequences
-must be longer than these; that is known before anything runs. An option is advised only after the
-text was packed with it and was enough.
-"""
+"""A computation of which everything is decided: its checks, its model and its text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import check_part
-from oscar_zoo.artifact.specs import ServingRecipe, Windows, check_groups
-from oscar_zoo.compute.data.calibration import (
-    CalibrationData,
-    check_budget,
-    check_source,
-    load_calibration,
-)
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows, check_groups
+from oscar_zoo.compute.data.calibration import CalibrationData, check_source, load_calibration
 from oscar_zoo.compute.data.overlap import check_overlap
-from oscar_zoo.compute.data.packing import HELDOUT_SEQUENCES
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS, find_method
 from oscar_zoo.compute.params import ComputeParams
-from oscar_zoo.compute.width_wish import WidthWish, check_wish, width_wish
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.models.memory import Workload, check_device
-from oscar_zoo.next_step import AddOption, DropOption, NextStep
 
 AUTO = "auto"
 """The method that fits all others and keeps the best."""
@@ -44,15 +31,9 @@ LONGEST_DEFAULT = 4096
 @dataclass(frozen=True, kw_only=True)
 class Job(ComputeParams):
     """The parameters, with nothing left open, and what follows from the model's name.
-
-    Attributes:
-        model: local folder or Hugging Face id.
-        model_id: name of the base model in the manifest; `None` for what `model` says.
-        model_name: first part of the artifact id, without organisation.
-        recipe: serving settings for the manifest; `requires` is completed from the fit.
-        heldout_tokens: kept apart for measuring, with `auto` and where bits are chosen.
-        created: RFC 3339 UTC time for the manifest; `None` for now.
-    """
+    `model_name` is the first part of the artifact id, without organisation; `heldout_tokens` are
+    kept apart for measuring, with `auto` and where bits are chosen; `created` is a time in the form
+    of manifests, `None` for now."""
 
     model: str = field(kw_only=True)
     calib_tokens: int
@@ -91,7 +72,9 @@ class Job(ComputeParams):
     def check(self) -> None:
         """Find all that can be wrong before the model is read."""
         assert self.methods
-        check_budget(self.calib_tokens, 1 if self.seq_len is None else self.seq_len)
+        for name, number in (("calib_tokens", self.calib_tokens), ("seq_len", self.seq_len)):
+            if number is not None and number <= 0:
+                raise UsageError(f"{name} must be above 0, not {number}.", hint="2048 is usual")
         check_part(self.model_name, "model name")
         check_source(self.calib_data)
         if self.output is not None:
@@ -119,10 +102,6 @@ def shortest_measured(windows: Windows) -> int:
 
 ENOUGH_TOKENS = 5000
 """Published fits stop changing near this number of tokens; fewer give a remark."""
-Pack = Callable[[int, int], CalibrationData]
-"""(tokens to calibrate on, tokens of a sequence) -> the same text, packed so."""
-_ROUND = 100
-"""Numbers of tokens that are advised are multiples of it."""
 
 
 def load(job: Job) -> LoadedModel:
@@ -142,76 +121,113 @@ def load(job: Job) -> LoadedModel:
 def read_data(job: Job, block: ModelBlock, tokenizer: Any) -> CalibrationData:
     """The sequences to calibrate with, and those held out for `auto` and for a choice of bits."""
     check_wish(job.wish, job.recipe, block)
-    chooses = job.auto or job.wish is not None
-
-    def pack(tokens: int, length: int) -> CalibrationData:
-        return load_calibration(
-            job.calib_data,
-            tokenizer,
-            tokens=tokens,
-            seq_len=length,
-            seed=job.seed,
-            chat_template=job.chat_template,
-            heldout_tokens=job.heldout_tokens if chooses else 0,
-        )
-
-    data = pack(job.calib_tokens, job.sequence_length(block))
+    chooses, length = job.auto or job.wish is not None, job.sequence_length(block)
+    data = load_calibration(
+        job.calib_data,
+        tokenizer,
+        tokens=job.calib_tokens,
+        seq_len=length,
+        seed=job.seed,
+        chat_template=job.chat_template,
+        heldout_tokens=job.heldout_tokens if chooses else 0,
+    )
     if job.needs_data and data.tokens_used < block.head_dim:
         raise UsageError(
             f"{job.calib_data} gives {data.tokens_used} tokens for {block.head_dim}"
             " channels per head.",
             hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
         )
-    if chooses:
-        _check_heldout(data, job, block, pack)
+    shortest = shortest_measured(job.recipe.windows)
+    lengths = map(len, data.heldout.sequences) if data.heldout else ()
+    if chooses and max(lengths, default=0) < shortest:
+        what = "the method is" if job.auto else "bits are"
+        raise UsageError(
+            f"{what} chosen with held-out sequences of {shortest:,} tokens or more, and"
+            f" {data.source} gives none: it has {data.tokens_used:,} tokens in sequences of at most"
+            f" {length:,}.",
+            hint="give more text or fewer --calib-tokens, longer sequences with --seq-len, or a"
+            " --method and no bits to choose",
+        )
     return check_overlap(data, allow_overlap=job.allow_overlap)
 
 
-def _check_heldout(data: CalibrationData, job: Job, block: ModelBlock, pack: Pack) -> None:
-    """Refuse text of which too little is held out to choose a method or bits with."""
-    shortest = shortest_measured(job.recipe.windows)
-    if _longest(data) >= shortest:
-        return
-    chosen = "the method is" if job.auto else "bits are"
-    reason = f"{chosen} chosen with held-out sequences of {shortest:,} tokens or more"
-    length = job.sequence_length(block)
-    most = block.rope.max_position if block.rope else None
-    if most is not None and most < shortest:
+ALL_TWO, ALL_FOUR = 2.0, 4.0
+"""These two are no budgets: they mean codes of 2 or of 4 bits everywhere, whatever scales add."""
+AUTO_BITS, AUTO_LOSS = 3.25, 0.2
+"""`auto` takes at most these bits, and the fewest within this rise of perplexity in percent."""
+
+
+@dataclass(frozen=True)
+class WidthWish:
+    """At most so many average bits of an element, scales and offsets included (`ALL_FOUR` gives all
+    codes 4 bits); or the fewest bits with at most this rise of perplexity over BF16, in percent; or
+    the fewest within `AUTO_LOSS` and without loss of recall, at most `AUTO_BITS`."""
+
+    bits: float | None = None
+    max_loss: float | None = None
+    auto: bool = False
+
+    @property
+    def measures(self) -> bool:
+        """Whether layers and sides have to be told apart."""
+        return self.bits != ALL_FOUR
+
+    @property
+    def option(self) -> str:
+        """As on the command line."""
+        if self.max_loss is not None:
+            return f"--max-loss {self.max_loss:g}%"
+        return "--bits auto" if self.auto else f"--bits {self.bits:g}"
+
+
+INSTEAD: tuple[WidthWish, ...] = (WidthWish(auto=True), WidthWish(bits=ALL_FOUR))
+"""What is tried, in this order, where nobody asked for 2 bits and they fail their gates."""
+
+
+def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> WidthWish | None:
+    """The wish of two options; `None` for codes of 2 bits everywhere."""
+    if bits is not None and max_loss is not None:
+        raise UsageError("--bits and --max-loss exclude each other.", hint="give one of the two")
+    if bits == "auto":
+        return WidthWish(auto=True)
+    if bits is not None:
+        return None if bits == ALL_TWO else WidthWish(bits=float(bits))
+    if max_loss is None:
+        return None
+    if not (math.isfinite(max_loss) and 0 < max_loss <= 100):
         raise UsageError(
-            f"{reason}, and {block.id} takes {most:,} tokens at most.",
-            hint="name a method, without bits to choose",
-            next_step=_without_choice(job),
+            f"--max-loss {max_loss:g} is no rise of perplexity.",
+            hint="use percent above 0, such as 0.1%",
         )
-    if length < shortest:
-        power = 1 << shortest.bit_length()
-        longer = power if most is None else min(power, most)
-        if _longest(pack(job.calib_tokens, longer)) >= shortest:
-            raise UsageError(
-                f"{reason}, and yours have {length:,}.",
-                next_step=AddOption("--seq-len", str(longer)),
-            )
-    total = data.tokens_used + (data.heldout.tokens if data.heldout else 0)
-    held_out = HELDOUT_SEQUENCES * shortest
-    needed = -(-min(4 * held_out, job.calib_tokens + held_out) // _ROUND) * _ROUND
-    step = _without_choice(job)
-    fewer = (total - held_out) // _ROUND * _ROUND
-    fits = fewer >= block.head_dim  # what a fit needs
-    if fits and _longest(pack(fewer, max(length, shortest))) >= shortest:
-        step = AddOption("--calib-tokens", str(fewer))
-    raise UsageError(
-        f"{reason}, and {data.source} is too short for that: it has {total:,} tokens.",
-        hint=f"give a text of {needed:,} tokens or more",
-        next_step=step,
-    )
+    return WidthWish(max_loss=max_loss)
 
 
-def _without_choice(job: Job) -> NextStep | None:
-    """The one option that leaves nothing to choose; `None` where method and bits are chosen."""
-    if job.wish is None:
-        return AddOption("--method", "wush")
-    return None if job.auto else DropOption(job.wish.option.split()[0])
+def possible_bits(recipe: ServingRecipe, geometry: Geometry) -> tuple[float, float]:
+    """Bits of an element with codes of 2 and of 4 bits everywhere, scales and offsets included."""
+    layers, no_clip = len(geometry.attention_layers), Clip(k=0.0, v=0.0, algorithm="none")
+    four = Widths.uniform(layers, k=4, v=4, clip=no_clip)
+    low, high = (bits_of(recipe.with_widths(widths), geometry) for widths in (None, four))
+    return low, high
 
 
-def _longest(data: CalibrationData) -> int:
-    """Tokens of the longest held-out sequence; 0 where none is held out."""
-    return max(map(len, data.heldout.sequences), default=0) if data.heldout else 0
+def bits_of(recipe: ServingRecipe, geometry: Geometry) -> float:
+    """Bits of an element, scales and offsets included, on average over all layers."""
+    from oscar_zoo.evaluate.caches import stored_bits  # imports torch
+    from oscar_zoo.evaluate.simulated_cache import CacheSpec
+
+    return stored_bits(CacheSpec(None, None, recipe), geometry)
+
+
+def check_wish(wish: WidthWish | None, recipe: ServingRecipe, model: ModelBlock) -> None:
+    """Raise `UsageError` for a number of bits that codes of 2 and 4 bits cannot have, or for groups
+    that rows of the model cannot be cut into."""
+    check_groups(model.head_dims, recipe.group_size, model.id)
+    if wish is None or wish.bits is None or wish.bits == ALL_FOUR:
+        return
+    low, high = possible_bits(recipe, model)
+    if not low <= wish.bits <= high:
+        raise UsageError(
+            f"--bits {wish.bits:g} is not possible with groups of {recipe.group_size}: codes of 2"
+            f" bits cost {low:g} with their scales, codes of 4 bits {high:g}.",
+            hint=f"use 2 or 4 for all codes, a budget from {low:g} to {high:g}, or auto",
+        )

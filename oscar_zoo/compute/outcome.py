@@ -34,8 +34,7 @@ class Made:
     path: Annotated[Typed, says("The folder of the artifact, as it is typed.")]
     manifest: Annotated[Manifest, *HIDDEN]
     id: Annotated[
-        str,
-        says("Name of one version of an artifact: MODEL/TAG.", pattern="^[^/]+/[^/]+$"),
+        str, says("Name of one version of an artifact: MODEL/TAG.", pattern="^[^/]+/[^/]+$")
     ]
     model: Annotated[str, says("The part of the name before the tag.")]
     tag: Annotated[str, says("The calibration tag.")]
@@ -102,7 +101,6 @@ class ComputeResult(Made):
 class FitResult(Made):
     """An artifact that was fitted to moments."""
 
-    notes: Annotated[tuple[str, ...], *HIDDEN] = ()
     schema: Literal["oscar-zoo.fit/1"] = "oscar-zoo.fit/1"
 
 
@@ -120,11 +118,14 @@ class MergeResult:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A report that was drawn: the file that was read, the one that was written, the numbers."""
+    """A report that was drawn."""
 
-    source: Typed
-    path: Typed
+    source: Annotated[Typed, says("The file with the numbers.")]
+    path: Annotated[Typed, says("The page or picture.")]
     data: Annotated[
-        ReportData, Field(serialization_alias="report"), PlainSerializer(lambda one: one.to_json())
+        ReportData,
+        Field(serialization_alias="report"),
+        PlainSerializer(lambda one: one.to_json()),
+        WithJsonSchema({"x-ref": "ReportData"}),
     ]
     schema: Literal["oscar-zoo.plot/1"] = "oscar-zoo.plot/1"

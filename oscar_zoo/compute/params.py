@@ -23,68 +23,31 @@ else:
 MethodName = Literal["hadamard", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned"]
 """The publishable methods of `methods.table`."""
 Bits = float | Literal["auto"] | None
-READ_BITS = "oscar_zoo.cli.parsing:parse_bits"
-BITS = "BITS"
 DEFAULT_TEXT = "manuals"
 Offline = Annotated[bool, OFFLINE]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Making:
-    """How an artifact is made and where it goes; shared by `compute` and `fit`."""
-
-    max_loss: Annotated[
-        float | None,
-        Opt(
-            "In place of --bits: the fewest bits that raise perplexity by no more, such as 0.1%.",
-            "PERCENT",
-            read="oscar_zoo.cli.parsing:parse_percent",
-        ),
-    ] = None
-    allow_poor: Annotated[bool, Opt("Write a result that fails its quality gates.")] = False
-    output: Annotated[
-        str | Path | None,
-        Opt(
-            "Folder of the artifact. [default: ./<Model>/<tag>; where a model lies in ./<Model>,"
-            " ./<Model>-rotation/<tag>]",
-            "DIR",
-            flag="--output-dir",
-        ),
-    ] = None
-    revision: Annotated[str | None, Opt("Commit of a model on a hub.", "COMMIT")] = None
-    clip: Annotated[
-        Clips | None,
-        Opt(
-            "Clip ratios to record for serving. [default: the recipe's, else 0.96,0.92]",
-            "K,V",
-            read="oscar_zoo.artifact.specs:read_clip",
-        ),
-    ] = None
-    group_size: Annotated[
-        int | None, Opt("Channels per scale. [default: the recipe's]", "N", least=4)
-    ] = None
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        DTYPE,
-    ] = "auto"
-    device: Annotated[
-        str | None,
-        Opt(
-            "Where to run; auto spreads the model over all GPUs. [default: cuda if there is one,"
-            " else cpu]",
-            "cpu|cuda[:N]|auto",
-        ),
-    ] = None
-    stream_weights: Annotated[
-        bool | None,
-        STREAM_WEIGHTS,
-    ] = None
-    force: Annotated[bool, Opt("Replace an artifact that is already in the output folder.")] = False
-    observer: Observer | None = None
+Output = Annotated[
+    str | Path | None,
+    Opt(
+        "Folder of the artifact. [default: ./<Model>/<tag>; where a model lies in ./<Model>,"
+        " ./<Model>-rotation/<tag>]",
+        "DIR",
+        flag="--output-dir",
+    ),
+]
+ClipRatios = Annotated[
+    Clips | None,
+    Opt(
+        "Clip ratios to record for serving. [default: the recipe's, else 0.96,0.92]",
+        "K,V",
+        read="oscar_zoo.artifact.specs:read_clip",
+    ),
+]
+GroupSize = Annotated[int | None, Opt("Channels per scale. [default: the recipe's]", "N", least=4)]
+Force = Annotated[bool, Opt("Replace an artifact that is already in the output folder.")]
 
 
 @dataclass(frozen=True)
-class ComputeParams(Making):
+class ComputeParams:
     """What to compute; the one place of the defaults for `compute`, `pull --compute`, `serve` and
     Python callers."""
 
@@ -120,8 +83,7 @@ class ComputeParams(Making):
         bool, Opt("Calibrate although the text holds questions of an evaluation set.")
     ] = False
     fast: Annotated[
-        bool,
-        Opt("With auto, choose by errors of attention alone: no perplexity, no recall."),
+        bool, Opt("With auto, choose by errors of attention alone: no perplexity, no recall.")
     ] = False
     tune: bool = True
     bits: Annotated[
@@ -133,8 +95,8 @@ class ComputeParams(Making):
             " codes of 4 bits 4.25). auto: the smallest budget up to 3.25 that keeps the model's"
             " recall and 0.2 % of perplexity. [default: 2 where that passes the quality gates, else"
             " auto, else 4]",
-            BITS,
-            read=READ_BITS,
+            "BITS",
+            read="oscar_zoo.cli.options:parse_bits",
         ),
     ] = None
     resume: Annotated[
@@ -144,6 +106,31 @@ class ComputeParams(Making):
     model_id: Annotated[str | None, Opt("Identity to record for a local folder.", "ORG/NAME")] = (
         None
     )
+    max_loss: Annotated[
+        float | None,
+        Opt(
+            "In place of --bits: the fewest bits that raise perplexity by no more, such as 0.1%.",
+            "PERCENT",
+            read="oscar_zoo.cli.options:parse_percent",
+        ),
+    ] = None
+    allow_poor: Annotated[bool, Opt("Write a result that fails its quality gates.")] = False
+    output: Output = None
+    revision: Annotated[str | None, Opt("Commit of a model on a hub.", "COMMIT")] = None
+    clip: ClipRatios = None
+    group_size: GroupSize = None
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], DTYPE] = "auto"
+    device: Annotated[
+        str | None,
+        Opt(
+            "Where to run; auto spreads the model over all GPUs. [default: cuda if there is one,"
+            " else cpu]",
+            "cpu|cuda[:N]|auto",
+        ),
+    ] = None
+    stream_weights: Annotated[bool | None, STREAM_WEIGHTS] = None
+    force: Force = False
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,8 +155,7 @@ class ComputeCommand(ComputeParams):
     model: Annotated[str, Arg("The model.", complete="models")] = ""
     model_path: Annotated[str | None, Opt("Another way to give MODEL.", "MODEL")] = None
     compat: Annotated[
-        bool,
-        Opt("Only what the OSCAR server loads: one rotation per layer (--method oscar)."),
+        bool, Opt("Only what the OSCAR server loads: one rotation per layer (--method oscar).")
     ] = False
     no_tune: Annotated[
         bool, Opt("With auto, leave out wush-tuned, which runs over the text once more.")
@@ -190,54 +176,33 @@ class ComputeCommand(ComputeParams):
                 "the OSCAR server reads codes of 2 bits only, so --compat has no other bits.",
                 hint="leave out --compat, or --bits and --max-loss",
             )
-        shared = {one.name: getattr(self, one.name) for one in fields(ComputeParams)}
-        method = {"method": "oscar"} if self.compat else {}
-        tune = {"tune": not self.no_tune}
-        return ComputeParams(**(shared | {"model": model} | tune | method))
+        given = {one.name: getattr(self, one.name) for one in fields(ComputeParams)}
+        given |= {"model": model, "tune": not self.no_tune}
+        return ComputeParams(**(given | ({"method": "oscar"} if self.compat else {})))
 
 
 @dataclass(frozen=True)
-class FitParams(Making):
+class FitParams:
     """Fit another rotation from MOMENTS, the file that compute writes beside an artifact. A
-    folder stands for the file beside it or in it. Needs no model and no text, except to choose bits
-    per layer and side.
+    folder stands for the file beside it or in it. Needs no model and no text.
 
     \b
     Examples:
       oscar-zoo fit ./Qwen3-8B/seq16384_prompt4_group128.moments.safetensors --method wush
       oscar-zoo fit merged.safetensors --method oscar --output-dir ./for-oscar-servers
-      oscar-zoo fit merged.safetensors --method wush --bits 2.75 --model ./my-model
     """
 
     moments: Annotated[str | Path, Arg("A moments file, or a folder with one.", "MOMENTS")]
     method: Annotated[MethodName, Opt("How to fit; wush-tuned needs the model: compute.")]
     _: KW_ONLY
     bits: Annotated[
-        Bits,
-        Opt(
-            "As for compute: 2 or 4 for all codes. A budget such as 2.75, and auto, are spent by"
-            " measurement and need --model. [default: 2]",
-            BITS,
-            read=READ_BITS,
-        ),
-    ] = None
-    model: Annotated[
-        str | Path | None, Opt("The model of MOMENTS, to choose bits with.", "MODEL")
-    ] = None
-    calib_data: Annotated[
-        str | Path | None,
-        Opt(
-            "With --model: the text that MOMENTS are of, whose held-out part bits are chosen with.",
-            "SOURCE",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitCommand(FitParams):
-    __doc__ = FitParams.__doc__
-
-    offline: Annotated[bool, OFFLINE] = False
+        Literal[2, 4], Opt("Of all codes; other bits are measured with the model: compute.")
+    ] = 2
+    output: Output = None
+    clip: ClipRatios = None
+    group_size: GroupSize = None
+    force: Force = False
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,9 @@ def _chunks(rows: Tensor) -> Tensor:
     count = max(1, -(-rows.shape[1] // CHUNK_ROWS))
     length = -(-rows.shape[1] // count)
     missing = count * length - rows.shape[1]
-    filled = (
-        functional.pad(rows, (0, 0, 0, missing)) if missing else rows
-    )  # padding by nothing would copy
-    return filled.unflatten(1, (count, length))
+    if missing:  # padding by nothing would copy
+        rows = functional.pad(rows, (0, 0, 0, missing))
+    return rows.unflatten(1, (count, length))
 
 
 def _add_products(total: Tensor, left: Tensor, right: Tensor, most: int) -> None:
@@ -167,18 +166,13 @@ def _pieces(rows: int, most: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _matrices(rows: Tensor, count: int, *, inside: bool | None = None) -> tuple[bool, Tensor]:
-    """Split the rows of each head into `count` chunks, without a copy where possible.
+    """Split the rows of each head, `[heads, N, d]`, into `count` chunks, without a copy where
+    possible; `[heads * count, N / count, d]`.
 
     Models keep the heads of a token side by side; chunk c is then rows c, c + count, .. and matrix
-    c * heads + h is that of head h. Otherwise a chunk is rows in a row, and the matrix of chunk c
-    of head h is h * count + c.
-
-    Args:
-        rows: `[heads, N, d]`, N a multiple of `count`.
-        inside: choose the first of the two layouts; `None` decides by the strides.
-
-    Returns:
-        Whether the layout is the first, and the matrices `[heads * count, N / count, d]`.
+    c * heads + h is that of head h. That is the layout `inside`, which `None` decides by the
+    strides and which is returned. Otherwise a chunk is rows in a row, and the matrix of chunk c of
+    head h is h * count + c.
     """
     if inside is None:
         inside = rows.stride(0) < rows.stride(1)

@@ -1,7 +1,4 @@
-"""Whether the libraries that a use case needs are installed.
-
-Nothing here imports torch at the top, so that a missing library is reported as such.
-"""
+"""Whether the libraries that a use case needs are installed, told without importing them."""
 
 from __future__ import annotations
 
@@ -11,24 +8,23 @@ from oscar_zoo.errors import MissingDependency
 
 
 def require_compute() -> None:
-    """Check that torch and transformers are installed, without importing them."""
-    for library in ("torch", "transformers"):
-        if importlib.util.find_spec(library) is None:
-            raise MissingDependency.for_extra(library, "compute")
+    _require("compute", "torch", "transformers")
 
 
 def require_serve() -> None:
-    """Check that torch and a supported sglang are installed, without importing them."""
+    """torch, and a supported release of SGLang."""
     from oscar_zoo.engines.sglang.compat.releases import sglang_version
 
-    for library in ("torch", "sglang"):
-        if importlib.util.find_spec(library) is None:
-            raise MissingDependency.for_extra(library, "serve")
+    _require("serve", "torch", "sglang")
     sglang_version()
 
 
 def require_eval() -> None:
-    """Check that the harness of benchmarks is installed, without importing it; raises
-    `MissingDependency`."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise MissingDependency.for_extra("lm-eval", "eval")
+    """The harness of benchmarks."""
+    _require("eval", "lm_eval")
+
+
+def _require(extra: str, *libraries: str) -> None:
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            raise MissingDependency.for_extra(library.replace("_", "-"), extra)

@@ -27,39 +27,23 @@ INT2 = "oscar_int2"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """Facts that a server reports about itself.
-
-    Attributes:
-        version: of SGLang.
-        dtype: of weights and activations.
-        chunk: tokens prefilled at once; `capacity` where prompts are never cut.
-        page_size: tokens of a page of its cache.
-        radix: whether prefixes are reused.
-        tp: number of tensor-parallel ranks.
-        capacity: tokens its cache holds.
-        longest_input: tokens of the longest prompt it takes.
-        recipe: settings of its INT2 cache by name, as far as it tells them.
-    """
-
-    version: str
+    version: str  # of SGLang
     cache_dtype: str
-    dtype: str
+    dtype: str  # of weights and activations
     device: str
-    chunk: int
-    page_size: int
-    radix: bool
-    tp: int
-    capacity: int
-    longest_input: int
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+    chunk: int  # tokens prefilled at once; `capacity` where prompts are never cut
+    page_size: int  # tokens of a page of its cache
+    radix: bool  # whether prefixes are reused
+    tp: int  # number of tensor-parallel ranks
+    capacity: int  # tokens its cache holds
+    longest_input: int  # tokens of the longest prompt it takes
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # of its INT2 cache, as far as it tells
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Natural log-probabilities of prompt tokens, and how many tokens were reused from the cache.
-
-    Each is given all tokens before it.
-    """
+    """Natural log-probabilities of prompt tokens, each given all tokens before it, and how many
+    tokens were reused from the cache."""
 
     values: tuple[float, ...]
     cached: int
@@ -74,11 +58,7 @@ class Answer:
 
 
 class ServerClient:
-    """Requests to one server.
-
-    Args:
-        timeout: seconds that one answer may take.
-    """
+    """Requests to one server; one answer may take `timeout` seconds."""
 
     def __init__(self, url: str, *, timeout: float = 600, key: str | None = None) -> None:
         parts = urlsplit(url)
@@ -97,37 +77,34 @@ class ServerClient:
         )
 
     def connect(self) -> http.client.HTTPConnection:
-        """A connection of its own, for one request."""
         return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
 
     def facts(self) -> ServerFacts:
-        """What the server is."""
         info = self.get("/get_server_info")
         try:
+            capacity, size = int(info["max_total_num_tokens"]), info["chunked_prefill_size"]
+            states = info.get("internal_states") or [{}]
             return ServerFacts(
                 version=str(info["version"]),
                 cache_dtype=str(info["kv_cache_dtype"]),
                 dtype=str(info["dtype"]),
                 device=str(info["device"]),
-                chunk=_chunk(info["chunked_prefill_size"], int(info["max_total_num_tokens"])),
+                # SGLang says -1 or nothing where there are no chunks.
+                chunk=int(size) if size is not None and int(size) > 0 else capacity,
                 page_size=int(info["page_size"]),
                 radix=not info["disable_radix_cache"],
                 tp=int(info["tp_size"]),
-                capacity=int(info["max_total_num_tokens"]),
+                capacity=capacity,
                 longest_input=int(info["max_req_input_len"]),
-                recipe=dict(
-                    (info.get("internal_states") or [{}])[0].get(INT2, {}).get("recipe", {})
-                ),
+                recipe=dict(states[0].get(INT2, {}).get("recipe", {})),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._odd(f"its description lacks {error}") from None
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at `path`."""
         return self._json("GET", path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object that `path` answers to `body`."""
         return self._json("POST", path, dict(body))
 
     def tokenize(self, text: str) -> list[int]:
@@ -150,7 +127,6 @@ class ServerClient:
             raise self._odd(f"its load lacks {error}") from None
 
     def flush(self) -> None:
-        """Empty the prefix cache."""
         try:
             self._read("POST", "/flush_cache?timeout=30", b"")
         except ServerFailed as error:
@@ -248,8 +224,3 @@ class ServerClient:
         return ServerFailed(
             f"{self.url} is not the SGLang server it should be: {what}.", hint="see its log"
         )
-
-
-def _chunk(size: int | None, capacity: int) -> int:
-    """Tokens of a prefill chunk; SGLang says -1 or nothing where there are none."""
-    return int(size) if size is not None and int(size) > 0 else capacity

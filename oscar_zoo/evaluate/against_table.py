@@ -1,7 +1,6 @@
-"""The caches that `eval --against` knows, one row each, and the report of a comparison.
+"""The caches that `eval --against` knows, one row each, and which of several are Pareto-optimal.
 
-A new one is a function in `formats.py` or `turboquant.py`, and a row here. Reading the table
-needs no torch.
+A new one is a function in `formats.py`, and a row here. Reading the table needs no torch.
 """
 
 from __future__ import annotations
@@ -9,16 +8,16 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
-    from oscar_zoo.evaluate.formats import Subject
-    from oscar_zoo.evaluate.simulated_cache import Simulated
+    from oscar_zoo.evaluate.formats import Alternative, Subject
+    from oscar_zoo.evaluate.outcome import AgainstRow
+    from oscar_zoo.evaluate.simulated_cache import CacheSpec
 
-SCHEMA = "oscar-zoo.eval-against/1"
 ALL = "all"
 OWN = "oscar"
 """The artifact itself."""
@@ -58,13 +57,11 @@ _ROWS = (
     AlternativeRow("kivi", "KIVI", "formats:kivi", _KIVI, (2, 4)),
     AlternativeRow("kivi-windows", "KIVI, our windows", "formats:kivi_windows", _KIVI, (2, 4)),
     AlternativeRow("kivi-token", "KIVI, keys per token", "formats:kivi_token", _KIVI, (2, 4)),
+    AlternativeRow("turboquant", "TurboQuant", "formats:turboquant", _TURBO, (2, 2.5, 3, 3.5, 4)),
     AlternativeRow(
-        "turboquant", "TurboQuant", "turboquant:turboquant", _TURBO, (2, 2.5, 3, 3.5, 4)
+        "turboquant-prod", "TurboQuant, products", "formats:turboquant_prod", _TURBO, (2, 3, 4)
     ),
-    AlternativeRow(
-        "turboquant-prod", "TurboQuant, products", "turboquant:turboquant_prod", _TURBO, (2, 3, 4)
-    ),
-    AlternativeRow("lmdeploy", "LMDeploy K4V2", "turboquant:lmdeploy", "LMDeploy PR 4510"),
+    AlternativeRow("lmdeploy", "LMDeploy K4V2", "formats:lmdeploy", "LMDeploy PR 4510"),
     AlternativeRow(OWN, "This artifact", "caches:transformed", _INT, (2, 3, 4)),
 )
 TABLE: Mapping[str, AlternativeRow] = {row.name: row for row in _ROWS}
@@ -87,11 +84,13 @@ class Choice:
         """For people."""
         return self.row.title if self.bits is None else f"{self.row.title}, {self.bits:g} bits"
 
-    def build(self, subject: Subject) -> Simulated:
+    def build(self, subject: Subject) -> Alternative | CacheSpec:
         """The cache, ready to be simulated; raises `UsageError` where the model does not fit."""
         module, _, function = self.row.made_by.partition(":")
         make = getattr(importlib.import_module(f"{__package__}.{module}"), function)
-        cache: Simulated = make(self.row.bits if self.bits is None else self.bits, subject)
+        cache: Alternative | CacheSpec = make(
+            self.row.bits if self.bits is None else self.bits, subject
+        )
         cache.check(subject.geometry)
         return cache
 
@@ -103,22 +102,15 @@ def choices(names: Sequence[str]) -> tuple[Choice, ...]:
     known = f"known: {', '.join((*TABLE, ALL))}"
     if not wanted:
         raise UsageError("--against names nothing.", hint=known)
-    every = {one.name: one for row in _ROWS for one in _settings(row)}
-    found: set[str] = set()
+    every = [one for row in _ROWS for one in _settings(row)]
     for name in wanted:
-        plain, colon, _ = name.partition(":")
-        if name == ALL:
-            found |= every.keys()
-        elif plain not in TABLE:
+        plain = name.partition(":")[0]
+        if name != ALL and plain not in TABLE:
             raise UsageError(f"no alternative is called {plain!r}.", hint=known)
-        elif not colon:
-            found |= {one.name for one in _settings(TABLE[plain])}
-        elif name in every:
-            found.add(name)
-        else:
+        if ":" in name and name not in [one.name for one in every]:
             widths = ", ".join(f"{plain}:{one:g}" for one in TABLE[plain].widths) or plain
             raise UsageError(f"{name} is not known.", hint=f"known: {widths}")
-    return tuple(one for name, one in every.items() if name in found)
+    return tuple(one for one in every if not {ALL, one.name, one.row.name}.isdisjoint(wanted))
 
 
 def _settings(row: AlternativeRow) -> list[Choice]:
@@ -127,77 +119,11 @@ def _settings(row: AlternativeRow) -> list[Choice]:
     return own + [Choice(row, bits) for bits in row.widths]
 
 
-@dataclass(frozen=True)
-class AgainstRow:
-    """One cache.
-
-    Attributes:
-        cache: `bf16`, or a name as in `--against`.
-        source: where the method is described; `None` for BF16.
-        bits_per_element: of one stored element, with its share of scales, norms and the like.
-        bits_per_element_with_windows: everything that a sequence of the measured length occupies,
-            for each element of its rows.
-        bits_per_element_at: the same for other sequences, by their tokens in `caches.CONTEXTS`.
-        divergence: from what the model says with the exact cache, in nats per position; its error
-            is a standard error over the windows of text, `None` for one window.
-        perplexity_change: against BF16 and with its standard error, in percent.
-        digits: share of the digits of all answers that are predicted right; errors are standard
-            errors over the prompts, `None` for one prompt.
-        answers: share of the answers of which every digit is.
-        pareto: whether no other cache has at most as many bits, windows included, and at most as
-            much divergence; `pareto_at` with the bits of other sequences.
-    """
-
-    cache: str
-    title: str
-    source: str | None
-    bits_per_element: float
-    bits_per_element_with_windows: float
-    bits_per_element_at: Mapping[str, float]
-    divergence: float
-    divergence_error: float | None
-    perplexity: float
-    perplexity_change: float
-    perplexity_change_error: float | None
-    digits: float
-    digits_error: float | None
-    answers: float
-    answers_error: float | None
-    pareto: bool = False
-    pareto_at: Mapping[str, bool] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class AgainstReport:
-    """What was measured.
-
-    Attributes:
-        rows: one per cache, by bits with windows.
-        facts: what is needed to repeat them, plain JSON values.
-        left_out: alternatives that do not fit the model, with the reason.
-    """
-
-    rows: tuple[AgainstRow, ...]
-    facts: Mapping[str, Any]
-    left_out: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"schema": "oscar-zoo.eval-against/1", "rows": [...], ...}`; numbers that are not
-        finite, which only a broken cache gives, are null."""
-        rows = [{key: _finite(one) for key, one in asdict(row).items()} for row in self.rows]
-        return {"schema": SCHEMA, **self.facts, "rows": rows, "left_out": dict(self.left_out)}
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def by_bits(rows: Sequence[AgainstRow]) -> tuple[AgainstRow, ...]:
     """Rows by their bits with windows, with the Pareto-optimal ones marked."""
-    losses = [row.divergence for row in rows]
 
     def best(bits: Sequence[float]) -> list[bool]:
-        return pareto_optimal(list(zip(bits, losses, strict=True)))
+        return pareto_optimal([(x, row.divergence) for x, row in zip(bits, rows, strict=True)])
 
     whole = best([row.bits_per_element_with_windows for row in rows])
     at = {n: best([r.bits_per_element_at[n] for r in rows]) for n in rows[0].bits_per_element_at}

@@ -11,23 +11,24 @@ import torch
 from oscar_kernels.spec import row_bytes
 from oscar_zoo.artifact.formats import RotationSet, hadamard_set
 from oscar_zoo.artifact.specs import Clip, CodeBits, Geometry, ServingRecipe, Widths
-from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.formats import Alternative, Subject
+from oscar_zoo.evaluate.outcome import MeasuredModel
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
 BF16_BITS = 16.0
 CONTEXTS = (8192, 32768, 131072)
 """Tokens of sequences for which a comparison also tells what an element costs."""
+CODE_BITS: dict[float, tuple[CodeBits, CodeBits]] = {2: (2, 2), 3: (4, 2), 4: (4, 4)}
+"""Bits of keys and of values, by their mean."""
 
 
 def caches_of(
-    model: LoadedModel, artifact: tuple[RotationSet, RotationSet] | None, recipe: ServingRecipe
+    geometry: Geometry, artifact: tuple[RotationSet, RotationSet] | None, recipe: ServingRecipe
 ) -> dict[str, CacheSpec | None]:
     """`bf16`, `int2`, `int2-hadamard`, `int2-hadamard-clip`, and `artifact` where there is one;
-    `None` for a cache that rounds nothing.
-    """
-    subject = Subject(model.block, recipe, artifact)
+    `None` for a cache that rounds nothing."""
+    subject = Subject(geometry, recipe, artifact)
     caches: dict[str, CacheSpec | None] = {"bf16": None, "int2": integers(2, subject)}
     caches["int2-hadamard"] = hadamard(2, subject)
     caches["int2-hadamard-clip"] = hadamard_clipped(2, subject)
@@ -35,7 +36,7 @@ def caches_of(
         caches["artifact"] = transformed(None, subject)
     for spec in reversed(list(caches.values())):  # the artifact's mismatch is the one to report
         if spec is not None:
-            spec.check(model.block)
+            spec.check(geometry)
     return caches
 
 
@@ -50,15 +51,15 @@ def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
 
 
 def bits_of(
-    spec: CacheSpec | Alternative | None, model: LoadedModel, length: int
+    spec: CacheSpec | Alternative | None, geometry: Geometry, length: int
 ) -> tuple[float, float]:
     """Bits of one stored element, and of everything that a sequence of `length` tokens occupies for
     each element of its rows, high-precision windows included."""
     if spec is None:
         return BF16_BITS, BF16_BITS
     if isinstance(spec, Alternative):
-        return spec.stored_bits(model.block), spec.bits_at(model.block, length)
-    return stored_bits(spec, model.block), bits_with_windows(spec, model.block, length)
+        return spec.stored_bits(geometry), spec.bits_at(geometry, length)
+    return stored_bits(spec, geometry), bits_with_windows(spec, geometry, length)
 
 
 def stored_bits(spec: CacheSpec, geometry: Geometry) -> float:
@@ -76,25 +77,27 @@ def bits_with_windows(spec: CacheSpec, geometry: Geometry, length: int) -> float
     return stored_bits(spec, geometry) + BF16_BITS * (windows.sink + windows.recent) / length
 
 
-def bits_at_contexts(spec: CacheSpec | Alternative | None, model: LoadedModel) -> dict[str, float]:
-    """Bits of everything that a sequence occupies, as `bits_of` counts them, by its tokens in
-    `CONTEXTS`."""
-    return {str(length): bits_of(spec, model, length)[1] for length in CONTEXTS}
+def bit_facts(
+    spec: CacheSpec | Alternative | None, geometry: Geometry, length: int
+) -> dict[str, Any]:
+    """The fields of `outcome.Bits`, for a measurement with sequences of `length` tokens."""
+    stored, whole = bits_of(spec, geometry, length)
+    return {
+        "bits_per_element": stored,
+        "bits_per_element_with_windows": whole,
+        "bits_per_element_at": {str(n): bits_of(spec, geometry, n)[1] for n in CONTEXTS},
+    }
 
 
 def facts_of(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, Any]:
-    """What a reader needs to repeat a measurement, as plain JSON values."""
+    """What a reader needs to repeat a measurement: fields of `outcome.Facts`."""
+    block = model.block
     return {
-        "model": {
-            "id": model.block.id,
-            "revision": model.block.revision,
-            "config_sha256": model.block.config_sha256,
-            "dtype": model.dtype,
-        },
+        "model": MeasuredModel(block.id, block.revision, block.config_sha256, model.dtype),
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "sink": recipe.windows.sink,
         "recent": recipe.windows.recent,
-        "clip": {"k": recipe.clip.k, "v": recipe.clip.v, "algorithm": recipe.clip.algorithm},
+        "clip": recipe.clip,
         "group_size": recipe.group_size,
         "scale_dtype": recipe.scale_dtype,
         "quantizer": recipe.quantizer,
@@ -104,35 +107,27 @@ def facts_of(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, 
     }
 
 
-CODE_BITS: dict[float, tuple[CodeBits, CodeBits]] = {2: (2, 2), 3: (4, 2), 4: (4, 4)}
-"""Bits of keys and of values, by their mean."""
-
-
 def integers(bits: float | None, subject: Subject) -> CacheSpec:
     """Rows as they are, without a clip."""
     return CacheSpec(None, None, _recipe(subject, bits or 2, clipped=False))
 
 
-def hadamard(bits: float | None, subject: Subject) -> CacheSpec:
+def hadamard(bits: float | None, subject: Subject, *, clipped: bool = False) -> CacheSpec:
     """Rows behind a Hadamard matrix, without a clip."""
-    return CacheSpec(*_hadamard_sets(subject), _recipe(subject, bits or 2, clipped=False))
+    sets = hadamard_set(subject.geometry, "k"), hadamard_set(subject.geometry, "v")
+    return CacheSpec(*sets, _recipe(subject, bits or 2, clipped=clipped))
 
 
 def hadamard_clipped(bits: float | None, subject: Subject) -> CacheSpec:
-    """Rows behind a Hadamard matrix, with the clip ratios of the recipe."""
-    return CacheSpec(*_hadamard_sets(subject), _recipe(subject, bits or 2, clipped=True))
+    """The same with the clip ratios of the recipe."""
+    return hadamard(bits, subject, clipped=True)
 
 
 def transformed(bits: float | None, subject: Subject) -> CacheSpec:
     """Rows behind the transforms of the artifact; without `bits` as its recipe says."""
-    if subject.artifact is None:
-        raise UsageError("this alternative needs an artifact.")
+    assert subject.artifact is not None
     recipe = subject.recipe if bits is None else _recipe(subject, bits, clipped=True)
     return CacheSpec(*subject.artifact, recipe)
-
-
-def _hadamard_sets(subject: Subject) -> tuple[RotationSet, RotationSet]:
-    return hadamard_set(subject.geometry, "k"), hadamard_set(subject.geometry, "v")
 
 
 def _recipe(subject: Subject, bits: float, *, clipped: bool) -> ServingRecipe:

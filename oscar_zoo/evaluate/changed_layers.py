@@ -9,7 +9,6 @@ branches that are in memory together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -35,10 +34,8 @@ from oscar_zoo.models.loading import LoadedModel
 
 BRANCH_BYTES = 8 << 30
 """Most bytes of hidden states that wait for their next layer together."""
-
 BATCH_TOKENS = {"cuda": 8192}
 """Tokens that run through a layer together, by device: one sequence does not keep a GPU busy."""
-
 Change = tuple[int, CacheSpec]
 """A decoder layer, and a cache that differs from the common one only there."""
 
@@ -52,17 +49,16 @@ def divergences_of_changes(
     tick: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
     """The divergence of every changed cache, as `measure_divergence` finds it."""
-    current = _Current(SimulatedCache(common, model.block, model.device))
+    branching = _Branching(model, exact, common, changes)
     try:
         if model.spread:  # the arguments of a layer belong to its device
             raise Entangled
-        with attention_scope(model, current), torch.inference_mode():
+        with attention_scope(model, branching), torch.inference_mode():
             plan = known_plan(model.model, model.block.num_layers, exact.prompts[0].ids)
             if plan is None:
                 raise Entangled
             parts = [[(0.0, 0)] * len(exact.prompts) for _ in changes]
-            branching = _Branching(model, exact, plan, current, changes)
-            for number, prompt, logits in branching.run():
+            for number, prompt, logits in branching.run(plan):
                 parts[number][prompt] = exact.part(prompt, logits)
                 tick()
     except Entangled:
@@ -70,92 +66,82 @@ def divergences_of_changes(
     return [mean_of(one) for one in parts]
 
 
-@dataclass
-class _Current:
-    """Attention over the cache that counts just now; a function for `attention_scope`."""
+class _Branching:
+    """The run of a model over prompts with a common cache and its changes; a function for
+    `attention_scope`, with the cache that counts just now."""
 
-    cache: SimulatedCache
+    def __init__(
+        self,
+        model: LoadedModel,
+        exact: ExactPredictions,
+        common: CacheSpec,
+        changes: Sequence[Change],
+    ) -> None:
+        self._model, self._prompts, self._changes = model, exact.prompts, changes
+        self._cache = SimulatedCache(common, model.block, model.device)
 
     def __call__(
         self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
     ) -> Tensor:
-        return self.cache(layer_id, query, key, value, softmax)
+        return self._cache(layer_id, query, key, value, softmax)
 
-
-@dataclass(frozen=True)
-class _Branching:
-    """The run of a model over prompts with a common cache and its changes."""
-
-    model: LoadedModel
-    exact: ExactPredictions
-    plan: ReplayPlan
-    current: _Current
-    changes: Sequence[Change]
-
-    def run(self) -> Iterator[tuple[int, int, Tensor]]:
+    def run(self, plan: ReplayPlan) -> Iterator[tuple[int, int, Tensor]]:
         """Yields `(number of the change, number of the prompt, logits)` for each of them."""
-        prompts = range(len(self.exact.prompts))
+        prompts = range(len(self._prompts))
         # Weights that are read for every layer are worth more than room for hidden states.
-        rounds = [tuple(prompts)] if self.model.streamed else [(one,) for one in prompts]
+        rounds = [tuple(prompts)] if self._model.streamed else [(one,) for one in prompts]
         for numbers in rounds:
-            at_once = self._at_once(numbers)
-            for first in range(0, len(self.changes), at_once):
-                yield from self._together(
-                    range(first, min(first + at_once, len(self.changes))), numbers
-                )
-
-    def _at_once(self, prompts: Sequence[int]) -> int:
-        """How many changes have room beside the common cache."""
-        tokens = sum(len(self.exact.prompts[number].ids) for number in prompts)
-        return max(1, BRANCH_BYTES // (tokens * self.plan.hidden_bytes) - 1)
+            tokens = sum(len(self._prompts[number].ids) for number in numbers)
+            # As many changes as have room beside the common cache.
+            at_once = max(1, BRANCH_BYTES // (tokens * plan.hidden_bytes) - 1)
+            for first in range(0, len(self._changes), at_once):
+                chosen = range(first, min(first + at_once, len(self._changes)))
+                yield from self._together(plan, chosen, numbers)
 
     def _together(
-        self, changes: Sequence[int], prompts: Sequence[int]
+        self, plan: ReplayPlan, changes: Sequence[int], prompts: Sequence[int]
     ) -> Iterator[tuple[int, int, Tensor]]:
-        trunks = {number: self._prepared(number) for number in prompts}
+        trunks = {n: plan.prepare(self._decode, self._prompts[n].ids.tolist()) for n in prompts}
         branches: dict[tuple[int, int], ReplayState] = {}
-        for index, layer in enumerate(self.plan.layers):
-            grown = self._grow(trunks, [n for n in changes if self.changes[n][0] == index], layer)
-            if all(self.changes[n][0] <= index for n in changes):
+        for index, layer in enumerate(plan.layers):
+            grown = self._grow(trunks, [n for n in changes if self._changes[n][0] == index], layer)
+            if all(self._changes[n][0] <= index for n in changes):
                 trunks = {}  # nothing branches off any more
             for number in prompts:
                 alike = [state for (_, other), state in branches.items() if other == number]
                 self._advance([*([trunks[number]] if trunks else []), *alike], layer, index)
             branches |= grown
         for (change, number), state in branches.items():
-            whole = partial(logits_of, self.model, self.exact.prompts[number])
-            state.hidden = state.hidden.to(self.model.device)
-            yield change, number, self.plan.finish(whole, state)
+            whole = partial(logits_of, self._model, self._prompts[number])
+            state.hidden = state.hidden.to(self._model.device)
+            yield change, number, plan.finish(whole, state)
 
-    def _prepared(self, number: int) -> ReplayState:
-        def decode(ids: Sequence[int]) -> None:
-            given = torch.tensor([list(ids)], device=self.model.device)
-            self.model.model.base_model(input_ids=given, use_cache=False)
-
-        return self.plan.prepare(decode, self.exact.prompts[number].ids.tolist())
+    def _decode(self, ids: Sequence[int]) -> None:
+        given = torch.tensor([list(ids)], device=self._model.device)
+        self._model.model.base_model(input_ids=given, use_cache=False)
 
     def _grow(
         self, trunks: dict[int, ReplayState], changes: Sequence[int], layer: nn.Module
     ) -> dict[tuple[int, int], ReplayState]:
         """New branches behind `layer`, where `changes` begin to differ."""
-        found, common = {}, self.current.cache
+        found, common = {}, self._cache
         for change in changes:
-            index, spec = self.changes[change]
-            self.current.cache = common.with_layer_of(spec, index)
+            index, spec = self._changes[change]
+            self._cache = common.with_layer_of(spec, index)
             for number, trunk in trunks.items():
                 found[change, number] = branch = ReplayState(trunk.hidden, trunk.calls)
                 self._advance([branch], layer, index)
-        self.current.cache = common
+        self._cache = common
         return found
 
     def _advance(self, states: Sequence[ReplayState], layer: nn.Module, index: int) -> None:
         """Run one layer over states of the same prompt; those of all prompts together wait in main
         memory."""
-        if not self.model.streamed:
-            tokens = BATCH_TOKENS.get(self.model.device.type, 0)
+        if not self._model.streamed:
+            tokens = BATCH_TOKENS.get(self._model.device.type, 0)
             advance_together(states, layer, index, most_tokens=tokens)
             return
         for state in states:
-            state.hidden = state.hidden.to(self.model.device)
+            state.hidden = state.hidden.to(self._model.device)
             state.advance(layer, index)
             state.hidden = state.hidden.cpu()

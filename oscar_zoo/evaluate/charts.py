@@ -24,10 +24,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from oscar_zoo.engines.sglang.offline_process import Case
-from oscar_zoo.evaluate.against_table import LONG, OWN, TABLE, AgainstReport, AgainstRow
-from oscar_zoo.evaluate.bench.report import Report
-from oscar_zoo.evaluate.bench.sides import CACHES, LABELS, Cache, Side
-from oscar_zoo.evaluate.ruler import RulerReport
+from oscar_zoo.evaluate.against_table import LONG, OWN, TABLE
+from oscar_zoo.evaluate.bench.report import CACHES, LABELS, Cache, Number, Report, Side
+from oscar_zoo.evaluate.outcome import AgainstReport, AgainstRow, RulerReport
 from oscar_zoo.evaluate.shared import cache_title, length_text
 
 Kind = Literal["png", "svg", "html"]
@@ -95,7 +94,7 @@ def loss_chart(report: AgainstReport, title: str, kind: Kind = "png") -> bytes:
     rows = [row for row in report.rows if row.divergence > 0]
     with _drawing(10.5, 5.6, title) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
-        length = length_text(report.facts["length"])
+        length = length_text(report.length)
         short = [row.bits_per_element_with_windows for row in rows]
         _losses(left, rows, short, [row.pareto for row in rows])
         left.set_title(f"bits of sequences of {length} tokens, as measured", **_HEAD)
@@ -166,7 +165,7 @@ def _crowded(at: int, rows: Sequence[AgainstRow], bits: Sequence[float]) -> bool
 def recall_maps(report: RulerReport, title: str, kind: Kind = "png") -> bytes:
     """A map per cache: a column per length, a row per depth, the share of right answers in each.
     Without a family that has depths, a row per family."""
-    caches, lengths, depths = report.caches, report.lengths, report.depths
+    caches, lengths, depths = report.caches, report.lengths, report.places
     names = [f"{depth:.0%}" for depth in depths] or list(report.families)
     columns = math.ceil(len(caches) ** 0.5)
     rows = -(-len(caches) // columns)
@@ -177,9 +176,11 @@ def recall_maps(report: RulerReport, title: str, kind: Kind = "png") -> bytes:
             axis.set_visible(False)
         for cache, axis in zip(caches, axes.flat, strict=False):
             found = (
-                [[report.place(cache, n, depth) for n in lengths] for depth in depths]
+                [[report.share(cache, length=n, depth=depth) for n in lengths] for depth in depths]
                 if depths
-                else [[report.family(cache, f, n) for n in lengths] for f in report.families]
+                else [
+                    [report.share(cache, family=name, length=n) for n in lengths] for name in names
+                ]
             )
             shares = np.array(found, float)
             axis.imshow(shares, cmap=colours, vmin=0, vmax=1, aspect="auto")
@@ -213,7 +214,7 @@ def speed_chart(report: Report) -> bytes:
     cases = [f"{case.batch} × {case.context:,}" for case in report.cases]
     gains = [_ratios(report, partial(report.speedup, case)) for case in report.cases]
     compared = [f"{case}\n{gain}" for case, gain in zip(cases, gains, strict=True)]
-    weights = "random weights" if report.random_weights else "its own weights"
+    weights = "random weights" if report.weights == "random" else "its own weights"
     title = f"{report.model}, {weights}, {report.device}: batch × context"
     width = 5 + (0.6 + 0.45 * len(caches)) * len(cases)
     with _drawing(width, 4.4, title) as figure:
@@ -236,20 +237,21 @@ def _ratios(report: Report, of: Callable[[Cache], float | None]) -> str:
     return "\n".join(f"{ratio:.2f}x vs {label}" for label, ratio in found)
 
 
-def _values(report: Report, cache: Cache, name: str) -> list[_Bar]:
+def _values(report: Report, cache: Cache, name: Number) -> list[_Bar]:
     """The figure of each case with the side that has the smallest."""
     sides = [side for side in report.sides if side.cache == cache]
-    found = [[_bar(report, side, case, name) for side in sides] for case in report.cases]
+    found = [[_bar(side, case, name) for side in sides] for case in report.cases]
     return [min((bar for bar in bars if bar), default=(0.0, 0.0, 0.0)) for bars in found]
 
 
-def _bar(report: Report, side: Side, case: Case, name: str) -> _Bar | None:
-    result, value = report.result(side, case), report.number(side, case, name)
-    return None if result is None or value is None else (value, *result.spread[name])
+def _bar(side: Side, case: Case, name: Number) -> _Bar | None:
+    result, value = side.of(case), side.number(case, name)
+    ends = None if result is None else result.spread[name]
+    return None if value is None or ends is None else (value, *ends)
 
 
 def _capacity(report: Report, cache: Cache) -> _Bar:
-    found = [result.capacity or 0 for side, result in report.sides.items() if side.cache == cache]
+    found = [side.capacity or 0 for side in report.sides if side.cache == cache]
     return (max(found) / 1e3,) * 3
 
 

@@ -12,7 +12,6 @@ computed for older tokens is kept and put in again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,12 +44,50 @@ def greedy_generate(
     logits = torch.empty(0, device="cpu")
     for first, last in _chunks(0, len(ids), chunk_size):
         logits = request.extend(ids[first:last])[-1]
-    new: list[int] = []
-    while True:
-        new.append(int(logits.argmax()))
-        if len(new) == max_new_tokens:
-            return new
-        logits = request.decode(new[-1])
+    new = [int(logits.argmax())]
+    while len(new) < max_new_tokens:
+        new.append(int(request.decode(new[-1]).argmax()))
+    return new
+
+
+def prefill_log_probabilities(
+    model: LoadedModel,
+    ids: Sequence[int],
+    *,
+    cache: CacheSpec | None,
+    chunk_size: int,
+    hit: int = 0,
+    sinks: bool = True,
+) -> tuple[float, ...]:
+    """Natural log-probabilities of the tokens `hit + 1 ..`, each given all tokens before it, as a
+    server with a cache computes them chunk by chunk; a `cache` of `None` is exact.
+
+    The value of a position depends on where chunks end, and on how much of the text was a
+    prefix-cache hit: `hit` tokens were cached by an earlier request, in chunks of the same size.
+    `sinks` says whether the first tokens are still exact after it.
+    """
+    if len(ids) < 2 or chunk_size < 1 or not 0 <= hit < len(ids) - 1:
+        raise UsageError(
+            f"{len(ids)} tokens, {hit} of them cached, cannot be scored in chunks of {chunk_size}."
+        )
+    request = GenerationRequest(model, cache)
+    tokens = torch.tensor(list(ids), dtype=torch.int64, device="cpu")
+    for first, last in _chunks(0, hit, chunk_size):
+        request.extend(tokens[first:last])
+    if hit:
+        request.begin_from_cache(sinks=sinks)
+    found: list[Tensor] = []
+    for first, last in _chunks(hit, len(ids), chunk_size):
+        logits = request.extend(tokens[first:last])
+        wanted = tokens[first + 1 : last + 1].to(logits.device)
+        logits = logits[: len(wanted)].float()
+        found.append((logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(1)).double().cpu())
+    return tuple(torch.cat(found).tolist())
+
+
+def _chunks(first: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """Stretches `[a, b)` of at most `size` positions from `first` on."""
+    return ((a, min(a + size, end)) for a in range(first, end, size))
 
 
 class GenerationRequest:
@@ -58,18 +95,18 @@ class GenerationRequest:
 
     def __init__(self, model: LoadedModel, cache: CacheSpec | None) -> None:
         block = model.block
-        self._model = model
+        self._model, self._whole = model, not only_attention(model)
         self._windows = None if cache is None else cache.recipe.windows
-        self._layers: dict[int, _Layer]
-        if cache is None:
-            self._layers = dict.fromkeys(block.attention_layers, _ExactLayer())
-        else:
+        if cache is not None:
             cache.check(block)
-            self._layers = {
-                i: SimulatedLayer(cache, block, i, model.device) for i in block.attention_layers
-            }
+        self._layers = {
+            i: _ExactLayer() if cache is None else SimulatedLayer(cache, block, i, model.device)
+            for i in block.attention_layers
+        }
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
-        self._older = None if only_attention(model) else _OlderTokens()
+        self._ids = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._outputs: dict[int, Tensor] = {}
+        """What attention gave for all tokens so far, where the model sees them all again."""
         self._length = 0
         self._own_from = 0
         self._sinks = True
@@ -92,8 +129,8 @@ class GenerationRequest:
         return self._forward(torch.tensor([token], device="cpu"), cached=self._length + 1)[0]
 
     def _forward(self, ids: Tensor, *, cached: int) -> Tensor:
-        new = len(ids)
-        positions = torch.arange(self._length, self._length + new, device=self._model.device)
+        new, device = len(ids), self._model.device
+        positions = torch.arange(self._length, self._length + new, device=device)
         stretches, mask = self._reads(positions, cached)
 
         def attention(
@@ -102,24 +139,23 @@ class GenerationRequest:
             layer = self._layers[layer_id]
             rows = layer.encode(key[..., -new:, :], value[..., -new:, :])
             if layer_id in self._stored:
-                old = self._stored[layer_id]
-                rows = torch.cat([old[0], rows[0]], -2), torch.cat([old[1], rows[1]], -2)
+                k, v = self._stored[layer_id]
+                rows = torch.cat([k, rows[0]], -2), torch.cat([v, rows[1]], -2)
             self._stored[layer_id] = rows
-            output = layer.attend(
-                query[..., -new:, :],
-                take_rows(rows[0], stretches),
-                take_rows(rows[1], stretches),
-                mask,
-                softmax,
-            )
-            return output if self._older is None else self._older.with_outputs(layer_id, output)
+            read = take_rows(rows[0], stretches), take_rows(rows[1], stretches)
+            output = layer.attend(query[..., -new:, :], *read, mask, softmax)
+            if self._whole:
+                old = self._outputs.get(layer_id)
+                output = output if old is None else torch.cat([old, output], -2)
+                self._outputs[layer_id] = output
+            return output
 
-        if self._older is not None:
-            ids = self._older.with_ids(ids)
-            positions = torch.arange(len(ids), device=self._model.device)
+        if self._whole:
+            ids = self._ids = torch.cat([self._ids, ids])
+            positions = torch.arange(len(ids), device=device)
         with attention_scope(self._model, attention), torch.inference_mode():
             logits: Tensor = self._model.model(
-                ids[None].to(self._model.device), position_ids=positions[None], use_cache=False
+                ids[None].to(device), position_ids=positions[None], use_cache=False
             ).logits[0, -new:]
         self._length += new
         return logits
@@ -146,35 +182,6 @@ def only_attention(model: LoadedModel) -> bool:
     return whole and "hybrid" not in kinds  # such a layer of Falcon-H1 has attention and a state
 
 
-class _OlderTokens:
-    """What a model that sees its whole sequence again needs of the tokens before the new ones."""
-
-    def __init__(self) -> None:
-        self._ids = torch.empty(0, dtype=torch.int64, device="cpu")
-        self._outputs: dict[int, Tensor] = {}
-
-    def with_ids(self, new: Tensor) -> Tensor:
-        """All tokens, `[T]`."""
-        self._ids = torch.cat([self._ids, new])
-        return self._ids
-
-    def with_outputs(self, layer_id: int, new: Tensor) -> Tensor:
-        """What attention of a layer gives for all tokens, `[1, num_q_heads, T, v_head_dim]`."""
-        old = self._outputs.get(layer_id)
-        self._outputs[layer_id] = new if old is None else torch.cat([old, new], -2)
-        return self._outputs[layer_id]
-
-
-class _Layer(Protocol):
-    """The layer interface of `GenerationRequest`; see `simulated_cache.SimulatedLayer`."""
-
-    def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softmax: Softmax
-    ) -> Tensor: ...
-
-
 class _ExactLayer:
     """No transform, no quantization, one tier, attention in the model's dtype."""
 
@@ -185,46 +192,3 @@ class _ExactLayer:
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softmax: Softmax
     ) -> Tensor:
         return attend(query, key, value, mask, softmax)
-
-
-def prefill_log_probabilities(
-    model: LoadedModel,
-    ids: Sequence[int],
-    *,
-    cache: CacheSpec | None,
-    chunk_size: int,
-    hit: int = 0,
-    sinks: bool = True,
-) -> tuple[float, ...]:
-    """Natural log-probabilities of the tokens `hit + 1 ..`, each given all tokens before it, as a
-    server with a cache computes them chunk by chunk; a `cache` of `None` is exact.
-
-    Attention inside a chunk is exact and older tokens are read as INT2. The value of a position
-    therefore depends on where chunks end, and on how much of the text was a prefix-cache hit: `hit`
-    tokens were cached by an earlier request, in chunks of the same size. `sinks` says whether the
-    first tokens are still exact after it.
-    """
-    if len(ids) < 2 or chunk_size < 1 or not 0 <= hit < len(ids) - 1:
-        raise UsageError(
-            f"{len(ids)} tokens, {hit} of them cached, cannot be scored in chunks of {chunk_size}."
-        )
-    request, tokens = (
-        GenerationRequest(model, cache),
-        torch.tensor(list(ids), dtype=torch.int64, device="cpu"),
-    )
-    for first, last in _chunks(0, hit, chunk_size):
-        request.extend(tokens[first:last])
-    if hit:
-        request.begin_from_cache(sinks=sinks)
-    found: list[torch.Tensor] = []
-    for first, last in _chunks(hit, len(ids), chunk_size):
-        logits = request.extend(tokens[first:last])
-        wanted = tokens[first + 1 : last + 1].to(logits.device)
-        logits = logits[: len(wanted)].float()
-        found.append((logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(1)).double().cpu())
-    return tuple(torch.cat(found).tolist())
-
-
-def _chunks(first: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """Stretches `[a, b)` of at most `size` positions from `first` on."""
-    return ((a, min(a + size, end)) for a in range(first, end, size))

@@ -22,20 +22,14 @@ from oscar_zoo.models.layer_replay import run_by_layer
 from oscar_zoo.models.loading import LoadedModel
 
 LOSS_BLOCK = 256
-Progress = Callable[[int, int, str], None]
-"""`(done, total, unit)`"""
+MAX_BYTES = 1 << 30
+"""Of exact log-probabilities, over all prompts: 3,533 positions with a vocabulary of 151,936."""
+Part = tuple[float, int]
+"""Sum and number of the values of one prompt."""
+Tick = Callable[[], None]
 
 
-def ticking(progress: Progress, total: int, unit: str) -> Callable[[], None]:
-    """A callback that counts one more of `total`."""
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        progress(done, total, unit)
-
-    return tick
+def _silent() -> None: ...
 
 
 @dataclass(frozen=True)
@@ -55,25 +49,21 @@ class TaskPrompt:
         return self.ids[self.scored + 1]
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """What a model says at the scored positions of a prompt: `losses`, `[n]` float64, negative
-    log-likelihoods of the true next token in nats, and whether it is the most likely one, `[n]`."""
+def losses(prompt: TaskPrompt, logits: Tensor) -> Tensor:
+    """`[n]` float64: negative log-likelihoods of the true next tokens in nats, from `[n,
+    vocabulary]`, which become float32 block by block, to save memory."""
+    wanted = prompt.targets.to(logits.device)
+    blocks = zip(logits.split(LOSS_BLOCK), wanted.split(LOSS_BLOCK), strict=True)
+    found = [
+        torch.nn.functional.cross_entropy(block.float(), target, reduction="none").double()
+        for block, target in blocks
+    ]
+    return torch.cat(found).cpu()
 
-    losses: Tensor
-    right: Tensor
 
-    @classmethod
-    def of_logits(cls, prompt: TaskPrompt, logits: Tensor) -> Predictions:
-        """From `[n, vocabulary]`, which become float32 block by block, to save memory."""
-        wanted = prompt.targets.to(logits.device)
-        losses = [
-            torch.nn.functional.cross_entropy(block.float(), target, reduction="none").double()
-            for block, target in zip(
-                logits.split(LOSS_BLOCK), wanted.split(LOSS_BLOCK), strict=True
-            )
-        ]
-        return cls(torch.cat(losses).cpu(), (logits.argmax(-1) == wanted).cpu())
+def right(prompt: TaskPrompt, logits: Tensor) -> Tensor:
+    """`[n]` bool: whether the true next token is the most likely one."""
+    return (logits.argmax(-1) == prompt.targets.to(logits.device)).cpu()
 
 
 class Task(Protocol):
@@ -87,14 +77,13 @@ class Task(Protocol):
     def prompts(self) -> Sequence[TaskPrompt]:
         """The sequences."""
 
-    def count(self, prompt: TaskPrompt, said: Predictions) -> tuple[float, int]:
-        """Sum and number of the values to average over one prompt, from what was said at the
-        positions `prompt.scored`."""
+    def count(self, prompt: TaskPrompt, logits: Tensor) -> Part:
+        """What to average over one prompt, from `[n, vocabulary]` at its scored positions."""
 
     def result(self, total: float, number: int) -> float:
         """The reported number, from the sums over all prompts."""
 
-    def describe(self) -> Mapping[str, int | float | str]:
+    def describe(self) -> Mapping[str, int | str]:
         """Facts that a reader needs to repeat the measurement."""
 
 
@@ -103,31 +92,90 @@ class Measurement:
     """A task under one cache: its result over all prompts, and `(sum, number)` of every prompt."""
 
     value: float
-    parts: tuple[tuple[float, int], ...]
+    parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, task: Task, parts: Sequence[tuple[float, int]]) -> Measurement:
+    def of(cls, task: Task, parts: Sequence[Part]) -> Measurement:
         """From what `task.count` gave for every prompt."""
         return cls(
             task.result(sum(total for total, _ in parts), sum(n for _, n in parts)), tuple(parts)
         )
 
 
+def mean_of(parts: Sequence[Part]) -> Measurement:
+    """The divergence per position, from the sums of every prompt."""
+    return Measurement(
+        math.fsum(total for total, _ in parts) / sum(number for _, number in parts), tuple(parts)
+    )
+
+
 def measure(
-    model: LoadedModel,
-    task: Task,
-    cache: Simulated | None = None,
-    *,
-    tick: Callable[[], None] = lambda: None,
+    model: LoadedModel, task: Task, cache: Simulated | None = None, *, tick: Tick = _silent
 ) -> Measurement:
     """Run every prompt of `task` through the model, with a cache to simulate at every position, or
     a BF16 cache."""
-    parts = []
+    (found,) = measure_each(model, [task], cache, tick=tick)
+    return found
+
+
+def measure_each(
+    model: LoadedModel, tasks: Sequence[Task], cache: Simulated | None, *, tick: Tick = _silent
+) -> list[Measurement]:
+    """Tasks over the same prompts, from the same passes."""
+    prompts = tasks[0].prompts
+
+    def counter(task: Task) -> Callable[[int, Tensor], Part]:
+        return lambda number, logits: task.count(prompts[number], logits)
+
+    found = _counted(model, prompts, cache, [counter(task) for task in tasks], tick)
+    return [Measurement.of(task, parts) for task, parts in zip(tasks, found, strict=True)]
+
+
+def measure_divergence(
+    model: LoadedModel, exact: ExactPredictions, cache: Simulated, *, tick: Tick = _silent
+) -> Measurement:
+    """The divergence of a cache, in nats per position; its parts are those of the prompts."""
+    (parts,) = _counted(model, exact.prompts, cache, [exact.part], tick)
+    return mean_of(parts)
+
+
+def measure_both(
+    model: LoadedModel,
+    task: Task,
+    exact: ExactPredictions,
+    cache: Simulated | None,
+    *,
+    tick: Tick = _silent,
+) -> tuple[Measurement, Measurement]:
+    """A task under a cache and the divergence of the cache, from the same passes."""
+
+    def count(number: int, logits: Tensor) -> Part:
+        return task.count(task.prompts[number], logits)
+
+    def diverge(number: int, logits: Tensor) -> Part:
+        scored, sampled = task.prompts[number].scored, exact.prompts[number].scored
+        places = torch.searchsorted(scored, sampled).to(logits.device)
+        return exact.part(number, logits if len(sampled) == len(scored) else logits[places])
+
+    counted, parts = _counted(model, task.prompts, cache, [count, diverge], tick)
+    return Measurement.of(task, counted), mean_of(parts)
+
+
+def _counted(
+    model: LoadedModel,
+    prompts: Sequence[TaskPrompt],
+    cache: Simulated | None,
+    counters: Sequence[Callable[[int, Tensor], Part]],
+    tick: Tick,
+) -> list[list[Part]]:
+    """What each counter finds in the logits of every prompt."""
+    found: list[list[Part]] = [[] for _ in counters]
     with simulating(model, cache):
-        for prompt, logits in zip(task.prompts, all_logits(model, task.prompts), strict=True):
-            parts.append(task.count(prompt, Predictions.of_logits(prompt, logits)))
+        for number, logits in enumerate(all_logits(model, prompts)):
+            for parts, counter in zip(found, counters, strict=True):
+                parts.append(counter(number, logits))
             tick()
-    return Measurement.of(task, parts)
+    return found
 
 
 @contextmanager
@@ -157,18 +205,10 @@ def all_logits(model: LoadedModel, prompts: Sequence[TaskPrompt]) -> Iterator[Te
 def logits_of(model: LoadedModel, prompt: TaskPrompt) -> Tensor:
     """`[n, vocabulary]` at the scored positions, from one pass of the model."""
     ids, first = prompt.ids[None].to(model.device), int(prompt.scored[0])
-    found: Tensor
-    if model.spread:  # positions would have to be on the device of the last layer
-        found = model.model(ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits[0]
-        return found[(prompt.scored - first).to(found.device)]
-    found = model.model(ids, use_cache=False, logits_to_keep=prompt.scored.to(model.device)).logits[
-        0
-    ]
-    return found
-
-
-MAX_BYTES = 1 << 30
-"""Of exact log-probabilities, over all prompts: 3,533 positions with a vocabulary of 151,936."""
+    # On several devices, positions would have to be on that of the last layer.
+    keep = ids.shape[1] - first if model.spread else prompt.scored.to(model.device)
+    found: Tensor = model.model(ids, use_cache=False, logits_to_keep=keep).logits[0]
+    return found[(prompt.scored - first).to(found.device)] if model.spread else found
 
 
 @dataclass(frozen=True)
@@ -196,7 +236,7 @@ class ExactPredictions:
         """Positions of all prompts."""
         return sum(len(prompt.scored) for prompt in self.prompts)
 
-    def part(self, number: int, logits: Tensor) -> tuple[float, int]:
+    def part(self, number: int, logits: Tensor) -> Part:
         """Summed divergence over the positions of a prompt, in nats, and how many they are, from
         `[n, vocabulary]` with another cache."""
         exact, total = self.log_probabilities[number], 0.0
@@ -215,7 +255,7 @@ def exact_predictions(
     prompts: Sequence[TaskPrompt],
     *,
     max_bytes: int = MAX_BYTES,
-    tick: Callable[[], None] = lambda: None,
+    tick: Tick = _silent,
 ) -> ExactPredictions:
     """Run prompts with the exact cache and keep what the model says. Scored positions are thinned
     out evenly until `max_bytes` suffice; at least one stays in each prompt."""
@@ -241,58 +281,6 @@ def _place(model: LoadedModel, max_bytes: int) -> torch.device:
         if free >= 4 * max_bytes:
             return model.device
     return torch.device("cpu")
-
-
-def measure_divergence(
-    model: LoadedModel,
-    exact: ExactPredictions,
-    cache: Simulated,
-    *,
-    tick: Callable[[], None] = lambda: None,
-) -> Measurement:
-    """The divergence of a cache, in nats per position; its parts are those of the prompts."""
-    parts = []
-    with simulating(model, cache):
-        for number, logits in enumerate(all_logits(model, exact.prompts)):
-            parts.append(exact.part(number, logits))
-            tick()
-    return mean_of(parts)
-
-
-class PerPosition:
-    """How sums of divergences make a number; see `intervals.Adding`."""
-
-    def result(self, total: float, number: int) -> float:
-        """Nats per position."""
-        return total / number
-
-
-def measure_both(
-    model: LoadedModel,
-    task: Task,
-    exact: ExactPredictions,
-    cache: Simulated,
-    *,
-    tick: Callable[[], None] = lambda: None,
-) -> tuple[Measurement, Measurement]:
-    """A task under a cache and the divergence of the cache, from the same passes."""
-    counted, parts = [], []
-    with simulating(model, cache):
-        for number, logits in enumerate(all_logits(model, task.prompts)):
-            prompt, sampled = task.prompts[number], exact.prompts[number].scored
-            counted.append(task.count(prompt, Predictions.of_logits(prompt, logits)))
-            places = torch.searchsorted(prompt.scored, sampled).to(logits.device)
-            whole = len(sampled) == len(prompt.scored)
-            parts.append(exact.part(number, logits if whole else logits[places]))
-            tick()
-    return Measurement.of(task, counted), mean_of(parts)
-
-
-def mean_of(parts: Sequence[tuple[float, int]]) -> Measurement:
-    """The divergence per position, from the sums of every prompt."""
-    return Measurement(
-        math.fsum(total for total, _ in parts) / sum(number for _, number in parts), tuple(parts)
-    )
 
 
 def _thinned(prompt: TaskPrompt, share: float) -> TaskPrompt:

@@ -7,12 +7,14 @@ runs.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
+from oscar_zoo.registry.arguments import model_text
 from oscar_zoo.registry.params import (
     ASKED_HUBS,
     DEVICES,
@@ -23,22 +25,14 @@ from oscar_zoo.registry.params import (
     SERVED_MODEL,
     STREAM_WEIGHTS,
 )
-from oscar_zoo.verb import Arg, Opt, parameters_of
+from oscar_zoo.verb import Arg, Opt, checked, parameters_of
 
-if TYPE_CHECKING:
-    pass
+T = TypeVar("T")
 
 Artifact = Annotated[str | Path, Arg("An artifact.", "NAME|DIR", complete="names_or_paths")]
 EngineFlags = Annotated[tuple[str, ...], Arg("Flags of the engine.", "[-- ENGINE FLAGS]")]
-Model = Annotated[
-    str | None,
-    SERVED_MODEL,
-]
+Model = Annotated[str | None, SERVED_MODEL]
 Revision = Annotated[str | None, REVISION]
-Clips = Annotated[
-    tuple[str, ...],
-    Opt("Clip ratios; can be repeated. [default: the recipe's]", metavar="K,V", flag="--clip"),
-]
 File = Path | None
 
 
@@ -46,10 +40,7 @@ File = Path | None
 class Weights:
     """Which weights, and their type."""
 
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        DTYPE,
-    ] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], DTYPE] = "auto"
     revision: Revision = None
 
 
@@ -58,24 +49,15 @@ class Hubs:
     """Where the artifact comes from."""
 
     offline: Annotated[bool, OFFLINE] = False
-    hubs: Annotated[
-        tuple[str, ...],
-        ASKED_HUBS,
-    ] = ()
+    hubs: Annotated[tuple[str, ...], ASKED_HUBS] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
     """Where the model runs."""
 
-    device: Annotated[
-        str | None,
-        DEVICES,
-    ] = None
-    stream_weights: Annotated[
-        bool | None,
-        STREAM_WEIGHTS,
-    ] = None
+    device: Annotated[str | None, DEVICES] = None
+    stream_weights: Annotated[bool | None, STREAM_WEIGHTS] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +72,11 @@ class Servers:
             shown=True,
         ),
     ] = "transformers"
-    url: Annotated[
-        str | None, Opt("Measure this server instead of starting one.", metavar="URL")
-    ] = None
-    chunk: Annotated[str, Opt("Prefill chunks. [default: 512]", metavar="N,...")] = "512"
-    page_size: Annotated[str, Opt("Page sizes. [default: 1]", metavar="N,...")] = "1"
-    radix: Annotated[str, Opt("Prefix cache. [default: on]", metavar="on,off")] = "on"
-    tp: Annotated[str, Opt("Tensor-parallel ranks. [default: 1]", metavar="N,...")] = "1"
+    url: Annotated[str | None, Opt("Measure this server instead of starting one.", "URL")] = None
+    chunk: Annotated[str, Opt("Prefill chunks. [default: 512]", "N,...")] = "512"
+    page_size: Annotated[str, Opt("Page sizes. [default: 1]", "N,...")] = "1"
+    radix: Annotated[str, Opt("Prefix cache. [default: on]", "on,off")] = "on"
+    tp: Annotated[str, Opt("Tensor-parallel ranks. [default: 1]", "N,...")] = "1"
     sweep: Annotated[
         bool,
         Opt(
@@ -105,12 +85,12 @@ class Servers:
         ),
     ] = False
     full: Annotated[bool, Opt("Start every combination, not every pair of values.")] = False
-    csv: Annotated[File, Opt("Also write a line per server to this file.", metavar="FILE")] = None
+    csv: Annotated[File, Opt("Also write a line per server to this file.", "FILE")] = None
     timeout: Annotated[
         float,
         Opt(
             "How long the start of a server may take, and one answer. [default: 1800]",
-            metavar="SECONDS",
+            "SECONDS",
             least=1,
         ),
     ] = 1800.0
@@ -126,20 +106,20 @@ class Benchmarks:
         int | None,
         Opt(
             "Ask everything N times. [default: 3; 1 where nothing is drawn at random]",
-            metavar="N",
+            "N",
             least=1,
             most=100,
         ),
     ] = None
-    limit: Annotated[int | None, Opt("Only the first N questions.", metavar="N", least=1)] = None
+    limit: Annotated[int | None, Opt("Only the first N questions.", "N", least=1)] = None
     concurrency: Annotated[
-        int, Opt("Questions at a time. [default: 16]", metavar="N", least=1, most=1024)
+        int, Opt("Questions at a time. [default: 16]", "N", least=1, most=1024)
     ] = 16
     max_new_tokens: Annotated[
         int | None,
         Opt(
             "Tokens of an answer. [default: as the task says, within the model's context]",
-            metavar="N",
+            "N",
             least=1,
         ),
     ] = None
@@ -147,7 +127,7 @@ class Benchmarks:
         float | None,
         Opt(
             "Of sampling; 0 is greedy. [default: as the model's generation_config.json says]",
-            metavar="X",
+            "X",
             least=0,
         ),
     ] = None
@@ -155,7 +135,7 @@ class Benchmarks:
         float | None,
         Opt(
             "Of sampling. [default: as the model's generation_config.json says]",
-            metavar="X",
+            "X",
             least=1e-6,
             most=1,
         ),
@@ -173,10 +153,7 @@ class Benchmarks:
     fresh: Annotated[bool, Opt("Drop the answers of an earlier run.")] = False
     output: Annotated[
         File,
-        Opt(
-            "Where to write the scores. [default: with the other scores of the artifact]",
-            metavar="FILE",
-        ),
+        Opt("Where to write the scores. [default: with the other scores of the artifact]", "FILE"),
     ] = None
 
 
@@ -231,7 +208,7 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
         Opt(
             f"perplexity, recall, or a benchmark: {', '.join(NAMES)}; can be repeated. [default:"
             " perplexity and recall]",
-            metavar="TASK",
+            "TASK",
             flag="--task",
             complete="tasks",
         ),
@@ -241,34 +218,36 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
         Opt(
             "Text file, or a text known by name; of a benchmark, its rows. [default: manuals; the"
             " benchmark's own data set]",
-            metavar="FILE|NAME",
+            "FILE|NAME",
         ),
     ] = None
     windows: Annotated[
-        int | None, Opt("Text windows for perplexity. [default: 6]", metavar="N", least=1)
+        int | None, Opt("Text windows for perplexity. [default: 6]", "N", least=1)
     ] = None
     length: Annotated[
-        int | None,
-        Opt("Tokens of a window. [default: up to 2048; 2000 of a server]", metavar="N", least=2),
+        int | None, Opt("Tokens of a window. [default: up to 2048; 2000 of a server]", "N", least=2)
     ] = None
     answers: Annotated[
-        int | None, Opt("Recall questions. [default: 64; 60 of a server]", metavar="N", least=1)
+        int | None, Opt("Recall questions. [default: 64; 60 of a server]", "N", least=1)
     ] = None
     sink: Annotated[
-        str | None, Opt("First tokens kept in BF16. [default: the recipe's]", metavar="N,...")
+        str | None, Opt("First tokens kept in BF16. [default: the recipe's]", "N,...")
     ] = None
     recent: Annotated[
-        str | None, Opt("Last tokens kept in BF16. [default: the recipe's]", metavar="N,...")
+        str | None, Opt("Last tokens kept in BF16. [default: the recipe's]", "N,...")
     ] = None
-    clips: Clips = ()
+    clips: Annotated[
+        tuple[str, ...],
+        Opt("Clip ratios; can be repeated. [default: the recipe's]", "K,V", flag="--clip"),
+    ] = ()
     group_size: Annotated[
-        str | None, Opt("Channels per scale. [default: the recipe's]", metavar="N,...")
+        str | None, Opt("Channels per scale. [default: the recipe's]", "N,...")
     ] = None
     against: Annotated[
         str | None,
         Opt(
             "Measure caches of other methods too, such as fp8,kivi:2, or all.",
-            metavar="NAME[:BITS],...",
+            "NAME[:BITS],...",
             complete="alternatives",
         ),
     ] = None
@@ -276,7 +255,7 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
         tuple[Path, ...],
         Opt(
             "Of --against: draw loss against bits, an .html, .png or .svg file. Can be repeated.",
-            metavar="FILE",
+            "FILE",
             flag="--plot",
         ),
     ] = ()
@@ -317,15 +296,14 @@ class RulerParams(Weights, Hubs, Devices):
         str | None,
         Opt(
             "Tokens of the prompts. [default: 1024 and its doubles up to what the model takes]",
-            metavar="N,...",
+            "N,...",
         ),
     ] = None
     depths: Annotated[
-        int,
-        Opt("Places of the fact that is asked for.", metavar="N", least=1, most=101, shown=True),
+        int, Opt("Places of the fact that is asked for.", "N", least=1, most=101, shown=True)
     ] = 5
     samples: Annotated[
-        int, Opt("Prompts for each family, length and depth.", metavar="N", least=1, shown=True)
+        int, Opt("Prompts for each family, length and depth.", "N", least=1, shown=True)
     ] = 4
     caches: Annotated[
         tuple[Cache, ...],
@@ -338,30 +316,22 @@ class RulerParams(Weights, Hubs, Devices):
         tuple[str, ...],
         Opt(
             "Ask this running server, not a model in this process. Can be repeated.",
-            metavar="URL",
+            "URL",
             flag="--url",
         ),
     ] = ()
     api_key_file: Annotated[File, KEY_FILE] = None
     data: Annotated[
         str,
-        Opt(
-            "Text between the facts: a file, or a text known by name.",
-            metavar="FILE|NAME",
-            shown=True,
-        ),
+        Opt("Text between the facts: a file, or a text known by name.", "FILE|NAME", shown=True),
     ] = "manuals"
-    seed: Annotated[
-        int, Opt("The same seed gives the same prompts.", metavar="N", least=0, shown=True)
-    ] = 0
-    clip: Annotated[
-        str | None, Opt("Clip ratios to use in place of the recipe's.", metavar="K,V")
-    ] = None
+    seed: Annotated[int, Opt("The same seed gives the same prompts.", "N", least=0, shown=True)] = 0
+    clip: Annotated[str | None, Opt("Clip ratios to use in place of the recipe's.", "K,V")] = None
     plots: Annotated[
         tuple[Path, ...],
         Opt(
             "Also draw the maps, length by depth: an .html or a .png file. Can be repeated.",
-            metavar="FILE",
+            "FILE",
             flag="--plot",
         ),
     ] = ()
@@ -369,10 +339,9 @@ class RulerParams(Weights, Hubs, Devices):
 
 def given(params: object, group: type) -> list[str]:
     """The fields of `group` that differ from their defaults."""
-    rows = parameters_of(type(params))
     return [
         row.name
-        for row in rows
+        for row in parameters_of(type(params))
         if row.name in group.__annotations__ and getattr(params, row.name) != row.default
     ]
 
@@ -401,6 +370,31 @@ def again(verb: str, params: object) -> str:
                 every = value if isinstance(value, tuple) else (value,)
                 words += [f"{flag} {shlex.quote(str(one))}" for one in every]
     return " ".join(words + flags)
+
+
+def from_python(kind: Callable[..., T], artifact: str | Path, options: dict[str, Any]) -> T:
+    """The parameters of a Python call: numbers and pairs in place of text, and one value in place
+    of a list. Raises `UsageError` for what is none."""
+    values: dict[str, Any] = {"artifact": artifact}
+    for name, value in options.items():
+        every = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+        if value is None:
+            continue
+        if name == "clip":
+            pairs: Sequence[Any] = [every] if isinstance(every[0], int | float) else every
+            texts = [f"{c.k},{c.v}" if hasattr(c, "k") else f"{c[0]},{c[1]}" for c in pairs]
+            values |= {"clips": tuple(texts)} if kind is EvalParams else {"clip": texts[0]}
+        elif name in ("sink", "recent", "group_size", "lengths", "against"):
+            values[name] = ",".join(map(str, every)) or None
+        elif name in ("hubs", "tasks", "families", "caches", "servers"):
+            values[name] = tuple(every)
+        elif name == "extra":
+            values["engine_flags"] = tuple(every)
+        elif name == "model":
+            values[name] = model_text(value)
+        else:
+            values[name] = str(value) if name == "data" else value
+    return checked(kind, values)
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -14,7 +14,21 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.measure import Predictions, TaskPrompt
+from oscar_zoo.evaluate.measure import TaskPrompt, losses, right
+
+Encode = Callable[[str], list[int]]
+Conversation = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""What the user says, of which the first holds a long text with facts, and the right answer to it,
+turn by turn; token ids."""
+SHALLOW, DEEP = 0.1, 0.9
+"""Passkeys start between these fractions of the prompt."""
+TABLE_LINES = 48
+"""More lines than this and small models miss some without any quantization."""
+PASSKEY_DIGITS, TABLE_DIGITS = 6, 4
+CONSONANTS, VOWELS = "bdgklmnprstvz", "aeo"
+ROOM = 64
+"""Tokens between two questions beyond the recent window, so that whole pages of the last answer are
+behind it."""
 
 
 @dataclass(frozen=True)
@@ -34,48 +48,32 @@ class Perplexity:
         """Cut `n` windows of `length` tokens from a text, `[N]` int64; window i begins at token
         `(len(ids) - length) * i // n`, and there are fewer when they would overlap. Predictions of
         the first `skip` positions are not scored."""
-        if length > len(ids):
+        number = min(windows, len(ids) // length)
+        if number < 1:
             raise UsageError(
                 f"the text has {len(ids)} tokens, one window needs {length}.",
                 hint="give a longer text with --data, or a smaller --length",
             )
-        if windows < 1 or not 0 <= skip < length - 1:
-            raise UsageError(
-                f"{windows} windows of {length} tokens from position {skip} leave nothing to score."
-            )
-        number = min(windows, len(ids) // length)
         starts = [(len(ids) - length) * i // number for i in range(number)]
         scored = torch.arange(skip, length - 1, device="cpu")
         return cls(tuple(TaskPrompt(ids[start : start + length], scored) for start in starts))
 
-    def count(self, prompt: TaskPrompt, said: Predictions) -> tuple[float, int]:
+    def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
         """Summed negative log-likelihood in nats, and the number of predictions."""
-        return float(said.losses.sum()), len(said.losses)
+        return float(losses(prompt, logits).sum()), len(prompt.scored)
 
     def result(self, total: float, number: int) -> float:
         """`exp(mean)`; infinite when the exponential overflows."""
         mean = total / number
         return math.exp(mean) if mean < 700 else math.inf
 
-    def describe(self) -> Mapping[str, int | float | str]:
+    def describe(self) -> Mapping[str, int | str]:
         """Windows, their length and the scored predictions."""
         return {
             "windows": len(self.prompts),
             "length": len(self.prompts[0].ids),
             "predictions": sum(len(p.scored) for p in self.prompts),
         }
-
-
-Unit = Literal["answer", "token"]
-Encode = Callable[[str], list[int]]
-SHALLOW, DEEP = 0.1, 0.9
-"""Passkeys start between these fractions of the prompt."""
-
-TABLE_LINES = 48
-"""More lines than this and small models miss some without any quantization."""
-
-PASSKEY_DIGITS, TABLE_DIGITS = 6, 4
-CONSONANTS, VOWELS = "bdgklmnprstvz", "aeo"
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Recall:
 
     prompts: tuple[TaskPrompt, ...]
     seed: int
-    unit: Unit = "answer"
+    unit: Literal["answer", "token"] = "answer"
     name: str = "recall"
 
     @classmethod
@@ -105,35 +103,30 @@ class Recall:
         per_prompt: int = 8,
         length: int = 2048,
         seed: int = 0,
-        unit: Unit = "answer",
+        unit: Literal["answer", "token"] = "answer",
     ) -> Recall:
         """Prompts of at most `length` tokens with filler from a text, `[N]` int64; `answers` are
         rounded up to whole prompts."""
-        if answers < 1 or per_prompt < 1:
-            raise UsageError(
-                f"{answers} answers with {per_prompt} per prompt leave nothing to ask."
-            )
-        rng = random.Random(seed)
-        writer = _Writer(ids.tolist(), encode, rng, windows, length, per_prompt)
+        if answers < 1:
+            raise UsageError("no answers are asked for.")
+        writer = _Writer(ids.tolist(), encode, random.Random(seed), windows, length, per_prompt)
         number = -(-answers // per_prompt)
-        return cls(
-            tuple(writer.table() if i % 2 else writer.passkeys() for i in range(number)), seed, unit
-        )
+        prompts = (writer.table() if i % 2 else writer.passkeys() for i in range(number))
+        return cls(tuple(prompts), seed, unit)
 
-    def count(self, prompt: TaskPrompt, said: Predictions) -> tuple[float, int]:
+    def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
         """Number of right answers and of all answers, or of their tokens."""
-        right = said.right
+        found = right(prompt, logits)
         if self.unit == "token":
-            return float(right.sum()), len(right)
-        return float(sum(bool(right[first:last].all()) for first, last in prompt.answers)), len(
-            prompt.answers
-        )
+            return float(found.sum()), len(found)
+        whole = [bool(found[first:last].all()) for first, last in prompt.answers]
+        return float(sum(whole)), len(whole)
 
     def result(self, total: float, number: int) -> float:
         """The fraction recalled, 0 .. 1."""
         return total / number
 
-    def describe(self) -> Mapping[str, int | float | str]:
+    def describe(self) -> Mapping[str, int | str]:
         """Prompts, answers, the longest prompt and the seed."""
         return {
             "prompts": len(self.prompts),
@@ -162,15 +155,16 @@ class _Writer:
             self.encode(f"\nThe access code of {name} is {code}.\n")
             for name, code in zip(names, codes, strict=True)
         ]
-        order = self.rng.sample(range(len(names)), len(names))
-        questions = [
-            (f"\nQuestion: What is the access code of {names[i]}?\nAnswer: ", codes[i], "\n")
-            for i in order
-        ]
-        tail, stretches = self._ask(questions)
-        body = self.length - len(tail)
-        size = max(map(len, facts))
-        first, last = self._range(body, size)
+        pieces: list[tuple[str, bool]] = []
+        for i in self.rng.sample(range(len(names)), len(names)):
+            question = f"\nQuestion: What is the access code of {names[i]}?\nAnswer: "
+            pieces += [(question, False), (codes[i], True), ("\n", False)]
+        tail, stretches = encode_answers(self.encode, pieces)
+        body, size = self.length - len(tail), max(map(len, facts))
+        first = max(self.windows.sink, round(SHALLOW * self.length))
+        last = min(body - self.windows.recent - size, round(DEEP * self.length))
+        if last + size - first < self.per_prompt * size:
+            raise self._too_short()
         step = (last + size - first) // len(facts)
         starts = [first + step * i + self.rng.randint(0, step - size) for i in range(len(facts))]
         ids: list[int] = []
@@ -179,44 +173,23 @@ class _Writer:
         return with_answers(ids + self._text(body - len(ids)), tail, stretches)
 
     def table(self) -> TaskPrompt:
-        """Text, then lines of facts until the questions begin.
-
-        Facts that reach into the recent window are not asked for.
-        """
+        """Text, then lines of facts until the questions begin. Facts that reach into the recent
+        window are not asked for."""
         names, codes = self._facts(TABLE_LINES, TABLE_DIGITS)
         rows = [self.encode(f"\n {name} = {code}") for name, code in zip(names, codes, strict=True)]
         ends = list(accumulate(map(len, rows)))
         far = [i for i, end in enumerate(ends) if ends[-1] - end >= self.windows.recent]
         if len(far) < self.per_prompt:
             raise self._too_short()
-        asked = self.rng.sample(far, self.per_prompt)
-        tail, stretches = self._ask([(f"\n {names[i]} = ", codes[i], "") for i in asked])
+        pieces: list[tuple[str, bool]] = []
+        for i in self.rng.sample(far, self.per_prompt):
+            pieces += [(f"\n {names[i]} = ", False), (codes[i], True)]
+        tail, stretches = encode_answers(self.encode, pieces)
         before = self.length - len(tail) - ends[-1]
         if before < self.windows.sink:
             raise self._too_short()
-        return with_answers(
-            self._text(before) + [token for row in rows for token in row], tail, stretches
-        )
-
-    def _ask(
-        self, questions: list[tuple[str, str, str]]
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens of all questions with their answers, and where in them the answers stand."""
-        tail: list[int] = []
-        stretches = []
-        for before, answer, after in questions:
-            tail += self.encode(before)
-            stretches.append((len(tail), len(tail) + len(self.encode(answer))))
-            tail += self.encode(answer) + (self.encode(after) if after else [])
-        return tail, stretches
-
-    def _range(self, body: int, fact: int) -> tuple[int, int]:
-        """First and last start of a fact of `fact` tokens, if questions begin at `body`."""
-        first = max(self.windows.sink, round(SHALLOW * self.length))
-        last = min(body - self.windows.recent - fact, round(DEEP * self.length))
-        if last + fact - first < self.per_prompt * fact:
-            raise self._too_short()
-        return first, last
+        table = [token for row in rows for token in row]
+        return with_answers(self._text(before) + table, tail, stretches)
 
     def _too_short(self) -> UsageError:
         return UsageError(
@@ -251,31 +224,37 @@ def invented_names(rng: random.Random, count: int) -> list[str]:
     return list(found)
 
 
-def with_answers(body: list[int], tail: list[int], stretches: list[tuple[int, int]]) -> TaskPrompt:
+def encode_answers(
+    encode: Encode, pieces: Iterable[tuple[str, bool]]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Tokens of all pieces, and where in them those stand that are answers."""
+    tail: list[int] = []
+    stretches = []
+    for text, is_answer in pieces:
+        ids = encode(text)
+        if is_answer:
+            stretches.append((len(tail), len(tail) + len(ids)))
+        tail += ids
+    return tail, stretches
+
+
+def with_answers(
+    body: list[int], tail: list[int], stretches: Sequence[tuple[int, int]]
+) -> TaskPrompt:
     """A prompt whose answers are `stretches` of `tail`."""
     # The prediction of a token is made at the position before it.
     scored = [len(body) + i - 1 for first, last in stretches for i in range(first, last)]
-    answers, at = [], 0
-    for first, last in stretches:
-        answers.append((at, at + last - first))
-        at += last - first
+    ends = list(accumulate(last - first for first, last in stretches))
     return TaskPrompt(
-        torch.tensor(body + tail, device="cpu"), torch.tensor(scored, device="cpu"), tuple(answers)
+        torch.tensor(body + tail, device="cpu"),
+        torch.tensor(scored, device="cpu"),
+        tuple(zip([0, *ends[:-1]], ends, strict=True)),
     )
 
 
-ROOM = 64
-"""Tokens between two questions beyond the recent window, so that whole pages of the last answer are
-behind it."""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """A long text with facts, then questions, each followed by its own answer: token ids of the
-    user's turns, the first of which holds the context, and the right answer to each."""
-
-    says: tuple[tuple[int, ...], ...]
-    answers: tuple[tuple[int, ...], ...]
+def places_of(prompt: TaskPrompt) -> list[tuple[int, int]]:
+    """Where in the tokens of a prompt its answers stand, `[first, end)`."""
+    return [(int(prompt.scored[a]) + 1, int(prompt.scored[b - 1]) + 2) for a, b in prompt.answers]
 
 
 def conversations(
@@ -310,20 +289,14 @@ def conversations(
         length=length - between * (turns - 1),
         seed=seed,
     )
-    rng = random.Random(seed)
-    starts = [[rng.randrange(len(ids) - between) for _ in range(turns - 1)] for _ in recall.prompts]
-    return tuple(
-        _conversation(prompt, [tuple(ids[a : a + between].tolist()) for a in places])
-        for prompt, places in zip(recall.prompts, starts, strict=True)
-    )
-
-
-def _conversation(prompt: TaskPrompt, between: Sequence[tuple[int, ...]]) -> Conversation:
-    ids: tuple[int, ...] = tuple(prompt.ids.tolist())
-    # A token is predicted at the position before it.
-    places = [(int(prompt.scored[a]) + 1, int(prompt.scored[b - 1]) + 2) for a, b in prompt.answers]
-    says, end = [], 0
-    for (first, last), filler in zip(places, [(), *between], strict=True):
-        says.append(filler + ids[end:first])
-        end = last
-    return Conversation(tuple(says), tuple(ids[first:last] for first, last in places))
+    rng, found = random.Random(seed), []
+    for prompt in recall.prompts:
+        starts = [rng.randrange(len(ids) - between) for _ in range(turns - 1)]
+        fillers = [(), *(tuple(ids[a : a + between].tolist()) for a in starts)]
+        whole: tuple[int, ...] = tuple(prompt.ids.tolist())
+        talk, end = [], 0
+        for (first, last), filler in zip(places_of(prompt), fillers, strict=True):
+            talk.append((filler + whole[end:first], whole[first:last]))
+            end = last
+        found.append(tuple(talk))
+    return tuple(found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.specs import Harness, Paired, Score, TokenCounts
 from oscar_zoo.evaluate.benchmarks.answers import responses_bytes
 from oscar_zoo.evaluate.measure import Measurement, Task
-from oscar_zoo.evaluate.statistics import compare, difference, standard_error
+from oscar_zoo.evaluate.statistics import compare, difference, mean_error, standard_error
 from oscar_zoo.models.loading import LoadedModel
 from oscar_zoo.models.memory import hardware_name
 from oscar_zoo.version import __version__
@@ -24,83 +23,74 @@ if TYPE_CHECKING:
 Fields = Mapping[str, Any]
 """Fields of scores that the caller knows: those that a score shares with its baseline, and those
 that only the INT2 cache has."""
-_SEED = 0
-"""Of the errors; recall has its own for the questions."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One task under a BF16 cache and under that of an artifact."""
-
-    task: Task
-    bf16: Measurement
-    int2: Measurement
+Compared = tuple[Task, Measurement, Measurement]
+"""One task under a BF16 cache and under that of an artifact."""
+PERCENT = 100.0
 
 
 def scores(
     compared: Sequence[Compared], model: LoadedModel, shared: Fields, int2: Fields
 ) -> tuple[Score, ...]:
     """A score with its baseline for every task whose numbers are finite."""
-    finite = (one for one in compared if math.isfinite(one.int2.value + one.bf16.value))
-    return tuple(_score(one, model, shared, int2) for one in finite)
+    return tuple(
+        _score(task, bf16, found, model, shared, int2)
+        for task, bf16, found in compared
+        if math.isfinite(found.value + bf16.value)
+    )
 
 
-def _score(one: Compared, model: LoadedModel, said: Fields, int2: Fields) -> Score:
-    task, described = one.task, one.task.describe()
-    is_recall = task.name == "recall"
-    scale = 100.0 if is_recall else 1.0
+def _score(
+    task: Task,
+    bf16: Measurement,
+    found: Measurement,
+    model: LoadedModel,
+    said: Fields,
+    int2: Fields,
+) -> Score:
+    described, is_recall = task.describe(), task.name == "recall"
+    n = int(described["answers"] if is_recall else described["windows"])
+    scale = PERCENT if is_recall else 1.0
     shared: dict[str, Any] = {
         **said,
         "task": task.name,
         "metric": "digit_accuracy" if is_recall else "perplexity",
         "unit": "percent" if is_recall else "perplexity",
         "reporter": "measured",
-        "n": int(described["answers"] if is_recall else described["windows"]),
+        "n": n,
         "repeats": 1,
-        "seeds": (int(described.get("seed", _SEED)),),
+        "seeds": (int(described.get("seed", 0)),),
         "harness": Harness(name="oscar-zoo", version=__version__),
         "engine": Harness(name="transformers", version=version("transformers")),
         "hardware": hardware_name(model.device),
         "model_revision": model.block.revision,
         "tokens": TokenCounts(prompt=sum(len(p.ids) for p in task.prompts), completion=0),
     }
-    base = Score(
-        **shared,
-        kv_dtype="bf16",
-        value=scale * one.bf16.value,
-        stderr=_error(task, one.bf16, shared["n"], scale),
-    )
+
+    def numbers(one: Measurement) -> dict[str, Any]:
+        error = standard_error(task.result, one)
+        if error is None and is_recall:  # of one prompt, that of its answers
+            error = math.sqrt(one.value * (1 - one.value) / n)
+        known = error is not None and math.isfinite(error)
+        return {"value": scale * one.value, "stderr": scale * (error or 0.0) if known else None}
+
+    paired = difference(task.result, found, bf16, more_is_worse=not is_recall)
     return Score(
         **shared,
+        **numbers(found),
         kv_dtype="int2",
-        value=scale * one.int2.value,
-        stderr=_error(task, one.int2, shared["n"], scale),
-        baseline=base,
-        paired=_paired(one, scale),
+        baseline=Score(**shared, **numbers(bf16), kv_dtype="bf16"),
+        paired=None if paired is None else _scaled(paired, scale),
         **int2,
     )
 
 
-def _paired(one: Compared, scale: float) -> Paired | None:
-    """The difference over sequences; a higher perplexity is worse, and so is a lower recall."""
-    found = difference(one.task, one.int2, one.bf16, seed=_SEED)
-    if found is None or not math.isfinite(found.upper95):
-        return None
-    return Paired(
-        n=len(one.int2.parts),
-        difference=scale * found.value,
-        lower95=scale * found.lower95,
-        upper95=scale * found.upper95,
-        no_worse_than=scale * (-found.lower90 if one.task.name == "recall" else found.upper90),
-    )
-
-
-def _error(task: Task, found: Measurement, n: int, scale: float) -> float | None:
-    """Standard error; of one prompt of recall, that of its answers, and of one window none."""
-    error = standard_error(task, found, seed=_SEED)
-    if error is None and task.name == "recall":
-        error = math.sqrt(found.value * (1 - found.value) / n)
-    return None if error is None or not math.isfinite(error) else scale * error
+def _scaled(paired: Paired, scale: float, digits: int | None = None) -> Paired:
+    """A comparison in the unit of its score, rounded where `digits` say so."""
+    names = ("difference", "lower95", "upper95", "no_worse_than")
+    values = {name: scale * getattr(paired, name) for name in names}
+    if digits is not None:
+        values = {name: round(value, digits) for name, value in values.items()}
+    return paired.model_copy(update=values)
 
 
 def benchmark_score(
@@ -113,52 +103,46 @@ def benchmark_score(
 ) -> Score:
     """The score of one cache, with that of BF16 over the same questions, and the paired comparison,
     inside it."""
-    found, benchmark = arm.mean, task.benchmark
+    benchmark, answers = task.benchmark, [answer for _, answer in arm.used]
     generated = benchmark.kind == "generated"
-    read_by = f"{', '.join(task.parts) if len(task.parts) == 1 else f'{len(task.parts)} tasks'}"
+    read_by = ", ".join(task.parts) if len(task.parts) == 1 else f"{len(task.parts)} tasks"
     prompt = "" if benchmark.prompt is None else ", prompt of oscar-zoo"
-    under = settings, shared, int2
+    base, paired = None, None
+    if baseline is not None:
+        base = benchmark_score(baseline, None, task, settings, shared, int2)
+        paired = _scaled(compare(arm.values, baseline.values), PERCENT, digits=4)
     return Score(
         task=benchmark.name,
         metric=benchmark.measures,
-        value=_points(found.value),
+        value=_points(float(arm.values.mean(axis=1).mean())),
         kv_dtype=arm.arm,  # type: ignore[arg-type]
         reporter="measured",
         source=f"{read_by}, {benchmark.metric}, filter {benchmark.filter}{prompt}",
         dataset_revision=task.revision,
-        stderr=_points(found.stderr),
-        n=found.n,
+        stderr=_points(mean_error(arm.values)),
+        n=len(arm.values),
         repeats=len(settings.seeds),
         seeds=settings.seeds,
-        values=tuple(_points(value) for value in found.by_repeat),
+        values=tuple(_points(float(value)) for value in arm.values.mean(axis=0)),
         harness=harness_version(),
         sampling=settings.generation.sampling if generated else {"temperature": 0.0},
         thinking=settings.generation.thinking,
         generation_cap=settings.generation.max_new_tokens if generated else 1,
         exhausted_rate=arm.exhausted_rate,
-        tokens=TokenCounts(prompt=arm.prompt_tokens, completion=arm.completion_tokens),
+        tokens=TokenCounts(
+            prompt=sum(one.prompt_tokens for one in answers),
+            completion=sum(one.completion_tokens for one in answers),
+        ),
         responses_sha256=sha256_hex(responses_bytes(arm.used)),
-        baseline=None if baseline is None else benchmark_score(baseline, None, task, *under),
-        paired=None if baseline is None else _paired_points(arm, baseline),
+        baseline=base,
+        paired=paired,
         **shared,
         **(int2 if arm.arm == "int2" else {}),
     )
 
 
-def _paired_points(arm: ArmResult, baseline: ArmResult) -> Paired:
-    found = compare(arm.values, baseline.values)
-    return Paired(
-        n=found.n,
-        difference=_points(found.value),
-        lower95=_points(found.lower95),
-        upper95=_points(found.upper95),
-        p_value=found.p_value,
-        no_worse_than=_points(found.no_worse_than),
-    )
-
-
 def _points(share: float) -> float:
-    return round(100 * share, 4)
+    return round(PERCENT * share, 4)
 
 
 def harness_version() -> Harness:

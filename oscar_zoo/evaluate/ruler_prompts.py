@@ -13,11 +13,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.measure import TaskPrompt
-from oscar_zoo.evaluate.questions import Encode, invented_names, with_answers
+from oscar_zoo.evaluate.params import Family
+from oscar_zoo.evaluate.questions import (
+    Encode,
+    Recall,
+    encode_answers,
+    invented_names,
+    with_answers,
+)
 
 CODE_DIGITS = 6
 DISTRACTORS, VALUES, QUERIES, CHAIN, CHAINS = 7, 4, 4, 4, 3
@@ -25,10 +32,16 @@ COMMON, COMMON_TIMES, RARE_TIMES = 3, 30, 3
 """Most common words to name; how often they and the others stand in a list of a thousand words."""
 ATTRIBUTES = ("capital", "river", "emblem", "harbour")
 WORD_LIST = 1000
+Place = tuple[Family, int, float | None]
+"""Family, tokens of a prompt, and the depth of the fact that is asked for, 0 to 1, or `None` where
+facts lie everywhere."""
+Question = tuple[str, tuple[str, ...]]
+"""Words in front of answers, and the answers in the order in which they are expected, each scored
+as a whole."""
 
 
 @dataclass(frozen=True)
-class Family:
+class Kind:
     """One kind of prompt; with `has_depth`, one fact is asked for, and it lies at a depth that is
     chosen."""
 
@@ -41,8 +54,8 @@ def _fact(name: str, code: str) -> str:
     return f"\nThe access code of {name} is {code}.\n"
 
 
-def _ask(name: str, *codes: str) -> Question:
-    return Question(f"\nQuestion: What is the access code of {name}?\nAnswer: ", codes)
+def _ask(name: str, code: str) -> Question:
+    return f"\nQuestion: What is the access code of {name}?\nAnswer: ", (code,)
 
 
 def _single(writer: PromptWriter, depth: float) -> TaskPrompt:
@@ -71,7 +84,7 @@ def _multi_value(writer: PromptWriter, depth: float) -> TaskPrompt:
         f"\nQuestion: What are the {VALUES} access codes of {name}, in the order of the text?"
         "\nAnswer: "
     )
-    return writer.prompt(facts, [Question(text, tuple(codes))])
+    return writer.prompt(facts, [(text, tuple(codes))])
 
 
 def _multi_query(writer: PromptWriter, depth: float) -> TaskPrompt:
@@ -102,7 +115,7 @@ def _variables(writer: PromptWriter, depth: float) -> TaskPrompt:
         f"\nQuestion: Which {CHAIN} variables have the value {values[0]}, in the order of the text?"
         "\nAnswer: "
     )
-    return writer.prompt(facts, [Question(text, tuple(chains[0]))])
+    return writer.prompt(facts, [(text, tuple(chains[0]))])
 
 
 def _common_words(writer: PromptWriter, depth: float) -> TaskPrompt:
@@ -118,7 +131,7 @@ def _common_words(writer: PromptWriter, depth: float) -> TaskPrompt:
         f"\nQuestion: What are the {COMMON} most common words of the list, in alphabetical order?"
         "\nAnswer: "
     )
-    question = Question(text, tuple(common))
+    question = text, tuple(common)
     return writer.prompt([(0.0, "A list of words:\n")], [question], fill=" ".join(words) + " ")
 
 
@@ -133,45 +146,29 @@ def _documents(writer: PromptWriter, depth: float) -> TaskPrompt:
         pages.append((at, f"\nDocument about {place}: {lines}\n"))
         asked = asked or named[what]
     text = f"\nQuestion: What is the {what} of {places[0]}?\nAnswer: "
-    return writer.prompt(pages, [Question(text, (asked,))])
+    return writer.prompt(pages, [(text, (asked,))])
 
 
-FAMILIES: Mapping[str, Family] = {
-    "single": Family("one needle", True, _single),
-    "multi-key": Family("one needle of eight", True, _multi_key),
-    "multi-value": Family("all values of a key", False, _multi_value),
-    "multi-query": Family("several needles", False, _multi_query),
-    "variables": Family("variable tracking", False, _variables),
-    "common-words": Family("most common words", False, _common_words),
-    "documents": Family("a question about documents", True, _documents),
+FAMILIES: Mapping[str, Kind] = {
+    "single": Kind("one needle", True, _single),
+    "multi-key": Kind("one needle of eight", True, _multi_key),
+    "multi-value": Kind("all values of a key", False, _multi_value),
+    "multi-query": Kind("several needles", False, _multi_query),
+    "variables": Kind("variable tracking", False, _variables),
+    "common-words": Kind("most common words", False, _common_words),
+    "documents": Kind("a question about documents", True, _documents),
 }
 """Every family by the name that commands take."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """Words in front of answers, the answers in the order in which they are expected, each scored
-    as a whole, and what stands between two of them."""
-
-    text: str
-    answers: tuple[str, ...]
-    joined: str = ", "
-
-
-@dataclass
 class PromptWriter:
     """Draws the pieces of one prompt after the other: the same `seed` gives the same prompts,
     whatever was drawn before. `filler` are token ids of ordinary text, and a prompt has `length`
     tokens, its questions and answers included."""
 
-    filler: Sequence[int]
-    encode: Encode
-    length: int
-    seed: str
-    rng: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
+    def __init__(self, filler: Sequence[int], encode: Encode, length: int, seed: str) -> None:
+        self._filler, self._encode, self._length = filler, encode, length
+        self.rng = random.Random(seed)
 
     def names(self, count: int) -> list[str]:
         """Distinct invented names."""
@@ -190,48 +187,78 @@ class PromptWriter:
     ) -> TaskPrompt:
         """Facts at their depths in filler, then the questions with their answers; `fill` takes the
         place of the filler, as often as it takes."""
-        tail, stretches = self._asked(questions)
-        pieces = sorted(((depth, self.encode(text)) for depth, text in facts), key=lambda f: f[0])
-        room = self.length - len(tail) - sum(len(ids) for _, ids in pieces)
+        words: list[tuple[str, bool]] = []
+        for text, answers in questions:
+            words.append((text, False))
+            for answer in answers:
+                words += [(answer, True), (", ", False)]
+            words[-1] = ("\n", False)
+        tail, stretches = encode_answers(self._encode, words)
+        pieces = sorted(((depth, self._encode(text)) for depth, text in facts), key=lambda f: f[0])
+        room = self._length - len(tail) - sum(len(ids) for _, ids in pieces)
         if room < 0:
             raise UsageError(
-                f"{self.length} tokens have no room for the facts and the questions, which take"
-                f" {self.length - room}.",
+                f"{self._length} tokens have no room for the facts and the questions, which take"
+                f" {self._length - room}.",
                 hint="use longer prompts",
             )
-        filler = self._filler(room, fill)
+        filler = self._text(room, fill)
         body: list[int] = []
         done = 0
         for depth, ids in pieces:
             cut = round(depth * room)
             body += [*filler[done:cut], *ids]
             done = cut
-        body += filler[done:]
-        return with_answers(body, tail[: stretches[-1][1]], stretches)
+        return with_answers(body + filler[done:], tail[: stretches[-1][1]], stretches)
 
-    def _filler(self, count: int, fill: str) -> list[int]:
+    def _text(self, count: int, fill: str) -> list[int]:
         if fill:
-            once = self.encode(fill)
+            once = self._encode(fill)
             return (once * (count // len(once) + 1))[:count]
-        if count > len(self.filler):
+        if count > len(self._filler):
             raise UsageError(
-                f"the text has {len(self.filler):,} tokens, and a prompt needs {count:,} of them.",
+                f"the text has {len(self._filler):,} tokens, and a prompt needs {count:,} of them.",
                 hint="give a longer text with --data",
             )
-        start = self.rng.randrange(len(self.filler) - count + 1)
-        return list(self.filler[start : start + count])
+        start = self.rng.randrange(len(self._filler) - count + 1)
+        return list(self._filler[start : start + count])
 
-    def _asked(self, questions: Sequence[Question]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens of all questions with their answers, and where in them the answers stand."""
-        tail: list[int] = []
-        stretches = []
-        for question in questions:
-            tail += self.encode(question.text)
-            for place, answer in enumerate(question.answers):
-                if place:
-                    tail += self.encode(question.joined)
-                ids = self.encode(answer)
-                stretches.append((len(tail), len(tail) + len(ids)))
-                tail += ids
-            tail += self.encode("\n")
-        return tail, stretches
+
+def places_of(families: Sequence[Family], lengths: Sequence[int], depths: int) -> tuple[Place, ...]:
+    """Every place, shortest prompts first; `depths` are spread evenly from 0 to 1, and 1 means the
+    middle."""
+    for name in families:
+        if name not in FAMILIES:
+            raise UsageError(
+                f"no family is called {name!r}.", hint=f"families: {', '.join(FAMILIES)}"
+            )
+    spread = [0.5] if depths == 1 else [round(i / (depths - 1), 4) for i in range(depths)]
+    return tuple(
+        (name, length, depth)
+        for length in sorted(set(lengths))
+        for name in dict.fromkeys(families)
+        for depth in (spread if FAMILIES[name].has_depth else [None])
+    )
+
+
+def write_prompts(
+    places: Sequence[Place],
+    filler: Sequence[int],
+    encode: Encode,
+    *,
+    samples: int,
+    depths: int,
+    seed: int,
+) -> dict[Place, Recall]:
+    """The prompts of every place: `samples` where facts have a depth, and as many as all depths
+    together where they lie everywhere."""
+    found = {}
+    for place in places:
+        family, length, depth = place
+        prompts = []
+        for number in range(samples if depth is not None else samples * depths):
+            drawn = f"{seed} {family} {length} {depth} {number}"
+            writer = PromptWriter(filler, encode, length, drawn)
+            prompts.append(FAMILIES[family].write(writer, depth or 0.0))
+        found[place] = Recall(tuple(prompts), seed)
+    return found

@@ -1,84 +1,48 @@
-"""One comparison: BF16, data-free INT2 caches, and an artifact's INT2 cache on one model.
+"""Caches on one model, over the same text and questions.
 
-All rows of the comparison see the same tokens, windows, group size and quantizer; only transforms
-and clip differ. Or BF16 stands beside one artifact under several settings, over the same tokens and
-questions. Every query position reads its own window exactly, and the rest as INT2, so no
-number depends on how a server would chunk the prompt.
+Two comparisons are made: BF16 beside data-free INT2 caches and that of an artifact (or the artifact
+under several settings), and `--against`, the caches of other methods beside it. All rows see the
+same tokens, windows, group size and quantizer; only what differs between caches differs. Every
+query position reads its own window exactly, and the rest as INT2, so no number depends on how a
+server would chunk the prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.artifact.specs import ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.ablation import Setting, widest_windows
-from oscar_zoo.evaluate.caches import bits_at_contexts, bits_of, caches_of, encoder, facts_of
-from oscar_zoo.evaluate.measure import Measurement, Progress, Task, measure, ticking
+from oscar_zoo.evaluate.against_table import OWN, Choice, by_bits, choices
+from oscar_zoo.evaluate.caches import bit_facts, caches_of, encoder, facts_of
+from oscar_zoo.evaluate.formats import Alternative, Subject
+from oscar_zoo.evaluate.measure import (
+    Measurement,
+    Task,
+    exact_predictions,
+    measure,
+    measure_both,
+    measure_each,
+)
+from oscar_zoo.evaluate.outcome import AgainstReport, AgainstRow, EvalReport, EvalRow
 from oscar_zoo.evaluate.questions import Perplexity, Recall
-from oscar_zoo.evaluate.records import Compared
+from oscar_zoo.evaluate.shared import Progress, ticking
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.evaluate.statistics import relative_change, standard_error
 from oscar_zoo.models.loading import LoadedModel
 
-SCHEMA = "oscar-zoo.eval/1"
 TASKS = ("perplexity", "recall")
-
-
-@dataclass(frozen=True)
-class EvalRow:
-    """One cache, or one cache under one setting.
-
-    Attributes:
-        cache: `bf16`, `int2`, `int2-hadamard`, `int2-hadamard-clip` or `artifact`.
-        recall: fraction of the digits of all answers that are predicted right, 0 .. 1 (guessing
-            gives 0.1). Counting whole answers would show 0 for every cache that loses a digit here
-            and there.
-        bits_per_element: of one stored element, scales included; with windows, of everything that
-            one sequence of the measured length occupies, and at others by tokens in `CONTEXTS`.
-        changes: values that this row has in place of those of the report's recipe, as in
-            `ablation.Setting`; empty where all rows have the same.
-    """
-
-    cache: str
-    perplexity: float | None
-    recall: float | None
-    bits_per_element: float
-    bits_per_element_with_windows: float
-    bits_per_element_at: Mapping[str, float] = field(default_factory=dict)
-    changes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class EvalReport:
-    """What was measured.
-
-    Attributes:
-        rows: one per cache in the order above, or BF16 and one per setting.
-        facts: what is needed to repeat them, plain JSON values.
-        compared: every task under BF16 and under the artifact's cache, sequence by sequence; empty
-            under several settings.
-        record: the file in which the scores were kept, if any.
-    """
-
-    rows: tuple[EvalRow, ...]
-    facts: Mapping[str, Any]
-    compared: tuple[Compared, ...] = field(default=(), repr=False)
-    record: Path | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"schema": "oscar-zoo.eval/1", "rows": [...], ...}`; what was not measured is null."""
-        return {
-            "schema": SCHEMA,
-            **self.facts,
-            "rows": [asdict(row) for row in self.rows],
-            "record": None if self.record is None else str(self.record),
-        }
+Artifact = tuple[RotationSet, RotationSet]
+Setting = tuple[ServingRecipe, Mapping[str, Any]]
+"""A recipe to measure with, and what it has in place of the values of the report's, as plain
+values."""
+SEED = 0
+"""Of the recall prompts."""
 
 
 def evaluate(
@@ -86,12 +50,11 @@ def evaluate(
     text: str,
     *,
     tasks: Sequence[str] = TASKS,
-    artifact: tuple[RotationSet, RotationSet] | None,
+    artifact: Artifact | None,
     recipe: ServingRecipe,
     windows: int = 6,
     length: int = 2048,
     answers: int = 64,
-    seed: int = 0,
     settings: Sequence[Setting] = (),
     progress: Progress = lambda done, total, unit: None,
 ) -> EvalReport:
@@ -104,59 +67,159 @@ def evaluate(
         settings: to measure the artifact with, one after the other, in place of the data-free
             baselines; `recipe` then only describes the report.
     """
-    to_measure = _caches_under(settings, artifact, model) or [
-        (name, spec, {}) for name, spec in caches_of(model, artifact, recipe).items()
-    ]
-    exact = widest_windows([one.recipe for one in settings] or [recipe])
+    caches: list[tuple[str, CacheSpec | None, Mapping[str, Any]]] = [("bf16", None, {})]
+    if settings:
+        assert artifact is not None
+        caches += [("artifact", CacheSpec(*artifact, one), changes) for one, changes in settings]
+    else:
+        found = caches_of(model.block, artifact, recipe)
+        caches = [(name, spec, {}) for name, spec in found.items()]
+    for _, spec, _ in caches:
+        if spec is not None:
+            spec.check(model.block)
     length = min(length, (model.block.rope and model.block.rope.max_position) or length)
-    ids = torch.tensor(encoder(model.tokenizer)(text), device="cpu")
-    todo: list[Task] = []
-    for name in dict.fromkeys(tasks):
+    exact = widest_windows([one for one, _ in settings] or [recipe])
+    asked, tokens = _tasks(model, text, tasks, exact, windows, length, answers)
+    tick = ticking(progress, len(caches) * sum(len(task.prompts) for task in asked), "sequences")
+    rows, compared = [], dict[str, list[Measurement]]()
+    for cache, spec, changes in caches:
+        compared[cache] = [measure(model, task, spec, tick=tick) for task in asked]
+        values = {task.name: one.value for task, one in zip(asked, compared[cache], strict=True)}
+        row = EvalRow(
+            cache=cache,  # type: ignore[arg-type]
+            perplexity=values.get("perplexity"),
+            recall=values.get("recall"),
+            changes=changes,
+            **bit_facts(spec, model.block, length),
+        )
+        rows.append(row)
+    pairs = zip(asked, compared["bf16"], compared.get("artifact", ()), strict=False)
+    return EvalReport(
+        **facts_of(model, text, recipe),
+        tokens=tokens,
+        length=length,
+        tasks={task.name: task.describe() for task in asked},
+        rows=tuple(rows),
+        compared=() if settings else tuple(pairs),
+    )
+
+
+def widest_windows(recipes: Sequence[ServingRecipe]) -> Windows:
+    """Windows that hold those of all recipes."""
+    windows = [recipe.windows for recipe in recipes]
+    sink, recent = max(one.sink for one in windows), max(one.recent for one in windows)
+    return windows[0].model_copy(update={"sink": sink, "recent": recent})
+
+
+def _tasks(
+    model: LoadedModel,
+    text: str,
+    names: Sequence[str],
+    exact: Windows,
+    windows: int,
+    length: int,
+    answers: int,
+) -> tuple[list[Any], int]:
+    """The tasks, and the number of tokens of the text."""
+    encode = encoder(model.tokenizer)
+    ids, tasks = torch.tensor(encode(text), device="cpu"), list[Task]()
+    for name in dict.fromkeys(names):
         if name == "perplexity":
-            todo.append(Perplexity.from_tokens(ids, windows=windows, length=length))
+            tasks.append(Perplexity.from_tokens(ids, windows=windows, length=length))
         elif name == "recall":
-            size = {"answers": answers, "length": length, "seed": seed}
-            encode = encoder(model.tokenizer)
-            todo.append(Recall.from_tokens(ids, encode, windows=exact, unit="token", **size))
+            size = {"answers": answers, "length": length, "seed": SEED}
+            tasks.append(Recall.from_tokens(ids, encode, windows=exact, unit="token", **size))
         else:
             raise UsageError(f"no task is called {name!r}.", hint=f"tasks: {', '.join(TASKS)}")
-    total = len(to_measure) * sum(len(task.prompts) for task in todo)
-    tick = ticking(progress, total, "sequences")
-    rows = []
-    found: dict[str, list[Measurement]] = {}
-    for cache, spec, changes in to_measure:
-        found[cache] = [measure(model, task, spec, tick=tick) for task in todo]
-        values = {task.name: one.value for task, one in zip(todo, found[cache], strict=True)}
-        rows.append(
-            EvalRow(
-                cache,
-                values.get("perplexity"),
-                values.get("recall"),
-                *bits_of(spec, model, length),
-                bits_at_contexts(spec, model),
-                changes,
-            )
-        )
-    facts = facts_of(model, text, recipe) | {
-        "tokens": len(ids),
-        "length": length,
-        "tasks": {t.name: dict(t.describe()) for t in todo},
-    }
-    mine = () if settings else zip(todo, found["bf16"], found.get("artifact", ()), strict=False)
-    return EvalReport(tuple(rows), facts, tuple(Compared(*one) for one in mine))
+    return tasks, len(ids)
 
 
-def _caches_under(
-    settings: Sequence[Setting],
-    artifact: tuple[RotationSet, RotationSet] | None,
+def compare(
     model: LoadedModel,
-) -> list[tuple[str, CacheSpec | None, Mapping[str, Any]]]:
-    """BF16 and the artifact under every setting, with the changes; nothing without settings."""
-    if not settings:
-        return []
-    if artifact is None:
-        raise UsageError("several settings are measured with an artifact only.")
-    several = [(CacheSpec(*artifact, one.recipe), one.changes) for one in settings]
-    for spec, _ in several:
-        spec.check(model.block)
-    return [("bf16", None, {}), *(("artifact", spec, changes) for spec, changes in several)]
+    text: str,
+    chosen: Sequence[Choice],
+    *,
+    artifact: Artifact,
+    recipe: ServingRecipe,
+    windows: int = 6,
+    length: int = 2048,
+    answers: int = 64,
+    strict: bool = True,
+    progress: Progress = lambda done, total, unit: None,
+) -> AgainstReport:
+    """Measure BF16, the artifact and the alternatives that were `chosen`, on held-out text: bits,
+    divergence, perplexity and recall of each.
+
+    Args:
+        recipe: of the artifact; its windows are those of all alternatives that take them.
+        length: tokens of a window and of a recall prompt, at most; the model's own limit applies.
+        strict: whether an alternative that does not fit the model is an error, or is left out.
+    """
+    length = min(length, (model.block.rope and model.block.rope.max_position) or length)
+    caches, left_out = build_caches(chosen, Subject(model.block, recipe, artifact), strict)
+    behind = recipe.windows.sink + recipe.windows.recent
+    (cut, digits), tokens = _tasks(model, text, TASKS, recipe.windows, windows, length, answers)
+    prompts = len(cut.prompts) + len(digits.prompts)
+    tick = ticking(progress, len(cut.prompts) + (1 + len(caches)) * prompts, "sequences")
+    scored = tuple(replace(one, scored=one.scored[behind:]) for one in cut.prompts)
+    exact = exact_predictions(model, scored, tick=tick)
+    recall = digits, replace(digits, unit="answer")
+    rows: list[AgainstRow] = []
+    base: Measurement | None = None
+    for choice, cache in [(None, None), *caches]:
+        perplexity, divergence = measure_both(model, cut, exact, cache, tick=tick)
+        shares = measure_each(model, recall, cache, tick=tick)
+        base = base or perplexity
+        change, error = relative_change(cut.result, perplexity, base)
+        row = AgainstRow(
+            cache="bf16" if choice is None else choice.name,
+            title="BF16" if choice is None else choice.title,
+            source=None if choice is None else choice.row.source,
+            # BF16 has none by definition.
+            divergence=0.0 if choice is None else divergence.value,
+            divergence_error=None if choice is None else standard_error(_mean, divergence),
+            perplexity=perplexity.value,
+            perplexity_change=100 * change,
+            perplexity_change_error=None if error is None else 100 * error,
+            digits=shares[0].value,
+            digits_error=standard_error(_mean, shares[0]),
+            answers=shares[1].value,
+            answers_error=standard_error(_mean, shares[1]),
+            **bit_facts(cache, model.block, length),
+        )
+        rows.append(row)
+    return AgainstReport(
+        **facts_of(model, text, recipe),
+        tokens=tokens,
+        length=length,
+        tasks={
+            "perplexity": cut.describe(),
+            "recall": {k: v for k, v in digits.describe().items() if k != "unit"},
+            "divergence": {"windows": len(exact.prompts), "positions": exact.positions},
+        },
+        rows=by_bits(rows),
+        left_out=left_out,
+    )
+
+
+def _mean(total: float, number: int) -> float:
+    return total / number
+
+
+def build_caches(
+    chosen: Sequence[Choice], subject: Subject, strict: bool
+) -> tuple[list[tuple[Choice, Alternative | CacheSpec]], dict[str, str]]:
+    """The caches to measure, the artifact first, and the reasons why others are left out."""
+    (own,) = [one for one in choices([OWN]) if one.bits is None]
+    built, left_out = [(own, own.build(subject))], {}
+    uniform = None if subject.recipe.widths else 2.0
+    for one in chosen:
+        if one.row.name == OWN and one.bits in (None, uniform):
+            continue  # measured already
+        try:
+            built.append((one, one.build(subject)))
+        except UsageError as error:
+            if strict:
+                raise
+            left_out[one.name] = error.message
+    return built, left_out

@@ -17,6 +17,19 @@ from oscar_zoo.errors import PathNotFound, UsageError
 
 NAMES = ("manuals",)
 Split = Literal["calibration", "validation"]
+Progress = Callable[[int, int, str], None]
+"""Called with `(done, total, name of the phase)`, counted in the unit of that phase. A total of 0
+says only that the phase has begun; else it never changes. A phase may end early or be left out."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: the `unit` is empty when nothing is counted; `seconds` are expected, or only a
+    share of the sum where nothing is known."""
+
+    name: str
+    unit: str = ""
+    seconds: float = 1.0
 
 
 def text_path(name_or_path: str, split: Split) -> Path:
@@ -45,19 +58,16 @@ def read_text(name_or_path: str, split: Split) -> str:
         ) from None
 
 
-Progress = Callable[[int, int, str], None]
-"""Called with `(done, total, name of the phase)`, counted in the unit of that phase. A total of 0
-says only that the phase has begun; else it never changes. A phase may end early or be left out."""
+def ticking(progress: Progress, total: int, unit: str = "") -> Callable[[], None]:
+    """A callback that counts one more of `total`."""
+    done = 0
 
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total, unit)
 
-@dataclass(frozen=True)
-class Phase:
-    """One phase: the `unit` is empty when nothing is counted; `seconds` are expected, or only a
-    share of the sum where nothing is known."""
-
-    name: str
-    unit: str = ""
-    seconds: float = 1.0
+    return tick
 
 
 def duration(seconds: float) -> str:

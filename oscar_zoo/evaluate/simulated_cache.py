@@ -32,8 +32,6 @@ neighbours."""
 KEPT_TOKENS = 8192
 """Longest sequence whose masks are kept for the next layer; they take as many bytes as it has pairs
 of tokens. On a GPU making them anew would wait for the device in every layer."""
-
-
 WINDOW, STORED = 0, 1
 """Forms of a row: as it is in a high-precision window, and after it was quantized."""
 Stretches = tuple[tuple[int, int, int], ...]
@@ -51,12 +49,9 @@ class Reads:
 
 
 class StoredSide(Protocol):
-    """Keys or values of one layer, on their way into a cache.
-
-    Attributes:
-        partner: `[d, d]` or `[num_kv_heads, d, d]`, applied to queries or outputs; `None` for none.
-        mean: what was taken from the rows, `[1 or num_kv_heads, 1, d]`; `None` for nothing.
-    """
+    """Keys or values of one layer, on their way into a cache: `partner`, `[d, d]` or
+    `[num_kv_heads, d, d]`, is applied to queries or outputs, and `mean`, `[1 or num_kv_heads, 1,
+    d]`, was taken from the rows; `None` for nothing."""
 
     @property
     def partner(self) -> Tensor | None: ...
@@ -166,7 +161,6 @@ class CacheSpec:
         )
 
     def check(self, model: Geometry) -> None:
-        """Refuse a model this cache was not made for."""
         name = model.id.rpartition("/")[2] if isinstance(model, ModelBlock) else "this rank"
         if self.k is not None:
             self.k.require_geometry("k", model, name)
@@ -185,23 +179,19 @@ class CacheSpec:
     def sides(
         self, geometry: Geometry, layer_id: int, device: torch.device
     ) -> tuple[StoredSide, StoredSide]:
-        """Keys and values of the layer `layer_id` on `device`."""
         index = geometry.attention_layers.index(layer_id)
         k = self.quant_spec("k", geometry.head_dim, index)
         v = self.quant_spec("v", geometry.v_head_dim, index)
         return cache_side(self.k, layer_id, k, device), cache_side(self.v, layer_id, v, device)
 
     def reads(self, positions: Tensor) -> Reads:
-        """What queries read at consecutive positions: windows exactly, the rest as INT2."""
         return window_reads(self.recipe.windows, positions)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of one layer, in float32.
-
-    Matrices are `[d, d]` or `[num_kv_heads, d, d]`; the mean is `[1 or num_kv_heads, 1, d]`.
-    """
+    """One side of one layer, in float32. Matrices are `[d, d]` or `[num_kv_heads, d, d]`; the mean
+    is `[1 or num_kv_heads, 1, d]`."""
 
     forward: Tensor | None
     partner: Tensor | None
@@ -235,12 +225,7 @@ class SimulatedLayer:
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of new tokens for K and for V, each `[2, B, num_kv_heads, T, ...]` float32: index 0
         the transformed row rounded to the dtype of `key` (what the windows store), index 1 the row
-        after quantization and dequantization.
-
-        Args:
-            key: `[B, num_kv_heads, T, head_dim]` in the model's dtype, after RoPE.
-            value: `[B, num_kv_heads, T, v_head_dim]`.
-        """
+        after quantization and dequantization. Given are `[B, num_kv_heads, T, ...]` after RoPE."""
         pairs = []
         for side, x in ((self._k, key), (self._v, value)):
             rows = side.rows(x)
@@ -250,20 +235,18 @@ class SimulatedLayer:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softmax: Softmax
     ) -> Tensor:
-        """Softmax attention over transformed rows.
-
-        Args:
-            query: `[B, num_q_heads, T, head_dim]`, not transformed.
-            key, value: `[B, num_kv_heads, R, ...]` float32, transformed: any list of `R` rows.
-            mask: `[T, R]` bool, true where a query reads a row; at least one row per query.
-
-        Returns:
-            `[B, num_q_heads, T, v_head_dim]` in the dtype of `query`, in the model's own basis.
-        """
+        """Softmax attention over transformed rows: of a `query`, `[B, num_q_heads, T, head_dim]`,
+        not transformed, to any `R` rows `[B, num_kv_heads, R, ...]` float32. The mask, `[T, R]`
+        bool, is true where a query reads a row. Gives `[B, num_q_heads, T, v_head_dim]` in the
+        dtype of `query`, in the model's own basis."""
         b, heads, t, _ = query.shape
         kv_heads = heads // self._group
         q = query.float().unflatten(1, (kv_heads, self._group)).flatten(2, 3)
-        shift = self._shift(q, softmax)
+        shift = None
+        if self._k.mean is not None and not softmax.plain:
+            # What centred keys lack in the logits; a plain softmax ignores it.
+            lacking = softmax.scaling * (q @ self._k.mean.mT)
+            shift = lacking.unflatten(2, (self._group, -1)).flatten(1, 2)
         if self._k.partner is not None:
             q = q @ self._k.partner
         if softmax.plain:
@@ -277,15 +260,6 @@ class SimulatedLayer:
         if self._v.partner is not None:
             out = out @ self._v.partner.mT
         return out.reshape(b, heads, t, -1).to(query.dtype)
-
-    def _shift(self, q: Tensor, softmax: Softmax) -> Tensor | None:
-        """What centred keys lack in the logits of a query, `[B, num_q_heads, T, 1]`: `scaling * q .
-        mean`, with `q` `[B, num_kv_heads, group * T, head_dim]`, not transformed. A plain softmax
-        ignores it; a cap and learned sinks do not."""
-        if self._k.mean is None or softmax.plain:
-            return None
-        lacking = softmax.scaling * (q @ self._k.mean.mT)
-        return lacking.unflatten(2, (self._group, -1)).flatten(1, 2)
 
 
 class SimulatedCache:
@@ -307,14 +281,14 @@ class SimulatedCache:
         """This cache, but with the layer `layer_id` of `spec`; other layers are shared."""
         changed = copy.copy(self)
         changed._layers = dict(self._layers)
-        for place in [place for place in self._layers if place[0] == layer_id]:
-            changed._layers[place] = SimulatedLayer(spec, self._model, *place)
+        for place in self._layers:
+            if place[0] == layer_id:
+                changed._layers[place] = SimulatedLayer(spec, self._model, *place)
         return changed
 
     def __call__(
         self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
     ) -> Tensor:
-        """Attention of one layer; see `models.AttentionFn`."""
         at = layer_id, key.device
         if at not in self._layers:  # a model on several devices
             self._layers[at] = SimulatedLayer(self._spec, self._model, *at)

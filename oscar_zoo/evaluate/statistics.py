@@ -10,51 +10,29 @@ caches, because predictions of one sequence depend on each other.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oscar_zoo.evaluate.measure import Measurement
+from oscar_zoo.artifact.specs import Paired
+
+if TYPE_CHECKING:
+    from oscar_zoo.evaluate.measure import Measurement
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 DRAWS = 10_000
-"""Of the bootstrap."""
+"""Of the bootstrap over questions."""
 _AT_ONCE = 1 << 22
 """Numbers that one step of the bootstrap draws, at most."""
+RESAMPLES = 2000
+"""Of the bootstrap over sequences."""
+Result = Callable[[float, int], float]
+"""The number that is reported, from sums over sequences; see `Task.result`."""
 
 
-@dataclass(frozen=True)
-class Mean:
-    """The mean over questions and repeats, its standard error over the `n` questions, and the mean
-    of every repeat."""
-
-    value: float
-    stderr: float
-    n: int
-    by_repeat: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """One cache minus another, over the same `n` questions, with a two-sided interval of 95 %.
-
-    Attributes:
-        p_value: of McNemar's exact test; `None` where an answer may be worth something between 0
-            and 1.
-        no_worse_than: with 95 % confidence the first cache loses at most this much, one-sided.
-    """
-
-    n: int
-    value: float
-    lower95: float
-    upper95: float
-    p_value: float | None
-    no_worse_than: float
-
-
-def mean(values: Values) -> Mean:
-    """The mean and its standard error, clustered by question.
+def mean_error(values: Values) -> float:
+    """The standard error of the mean of `values`, clustered by question.
 
     With the same number of repeats for every question the clustered error is the error of the mean
     of the question means `m`: `sqrt(sum((m - mean(m))^2) / (n (n - 1)))`. Answers to one question
@@ -68,11 +46,10 @@ def mean(values: Values) -> Mean:
     n, value = len(questions), float(questions.mean())
     clustered = 0.0 if n < 2 else float(questions.std(ddof=1) / math.sqrt(n))
     independent = math.sqrt(value * (1 - value) / values.size) if _binary(values) else 0.0
-    by_repeat = tuple(float(one) for one in values.mean(axis=0))
-    return Mean(value, max(clustered, independent), n, by_repeat)
+    return max(clustered, independent)
 
 
-def compare(one: Values, other: Values, *, seed: int = 0) -> PairedDifference:
+def compare(one: Values, other: Values, *, seed: int = 0) -> Paired:
     """`one` minus `other`, question by question; the same `seed` gives the same interval.
 
     The interval is the percentile bootstrap of the mean difference over questions (B. Efron and
@@ -81,12 +58,18 @@ def compare(one: Values, other: Values, *, seed: int = 0) -> PairedDifference:
     be lost when none of `n` was (J. Hanley and A. Lippman-Hand, JAMA 249, 1983).
     """
     differences = one.mean(axis=1) - other.mean(axis=1)
-    n = len(differences)
-    drawn = _bootstrap(differences, seed)
+    random, n = np.random.default_rng(seed), len(differences)
+    step = max(1, _AT_ONCE // n)
+    drawn = np.concatenate(
+        [
+            differences[random.integers(0, n, (min(step, DRAWS - start), n))].mean(axis=1)
+            for start in range(0, DRAWS, step)
+        ]
+    )
     low, bound, high = np.quantile(drawn, (0.025, 0.05, 0.975))
-    return PairedDifference(
+    return Paired(
         n=n,
-        value=float(differences.mean()),
+        difference=float(differences.mean()),
         lower95=float(low),
         upper95=float(high),
         p_value=mcnemar(one, other),
@@ -108,65 +91,45 @@ def mcnemar(one: Values, other: Values) -> float | None:
     return sign_test(int((first & ~second).sum()), int((second & ~first).sum()))
 
 
+def sign_test(one: int, other: int) -> float:
+    """Exact two-sided probability that a fair coin splits `one + other` throws as unevenly: the
+    questions that only the first run, and that only the second, has right."""
+    throws, few = one + other, min(one, other)
+    return min(1.0, 2 * sum(math.comb(throws, k) for k in range(few + 1)) / (1 << throws))
+
+
 def _binary(values: Values) -> bool:
     return bool(np.isin(values, (0.0, 1.0)).all())
 
 
-def _bootstrap(differences: Values, seed: int) -> Values:
-    """Means of `DRAWS` samples with replacement."""
-    random, n = np.random.default_rng(seed), len(differences)
-    step = max(1, _AT_ONCE // n)
-    drawn = [
-        differences[random.integers(0, n, (min(step, DRAWS - start), n))].mean(axis=1)
-        for start in range(0, DRAWS, step)
-    ]
-    return np.concatenate(drawn)
-
-
-RESAMPLES = 2000
-_Drawn = np.ndarray[Any, np.dtype[np.float64]]
-
-
-class Adding(Protocol):
-    """A number that is made of sums over sequences, such as a `Task`."""
-
-    def result(self, total: float, number: int) -> float:
-        """The number, from the sums."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A difference with its two-sided interval of 95 %; the ends of the one of 90 % hold with 95 %
-    confidence each, one-sided."""
-
-    value: float
-    lower95: float
-    upper95: float
-    lower90: float
-    upper90: float
-
-
-def standard_error(task: Adding, found: Measurement, *, seed: int = 0) -> float | None:
-    """Standard error of the number of `task` over its sequences; `None` for a single one."""
+def standard_error(result: Result, found: Measurement) -> float | None:
+    """Standard error over the sequences; `None` for a single one."""
     n = len(found.parts)
-    if n < 2:
-        return None
-    return _spread(_resampled(task, found, seed), n)
+    return None if n < 2 else _spread(_resampled(result, found), n)
 
 
 def difference(
-    task: Adding, one: Measurement, other: Measurement, *, seed: int = 0
-) -> Interval | None:
+    result: Result, one: Measurement, other: Measurement, *, more_is_worse: bool
+) -> Paired | None:
     """`one` minus `other` over the same sequences; `None` for a single one."""
     if len(one.parts) < 2:
         return None
-    drawn = _resampled(task, one, seed) - _resampled(task, other, seed)
-    ends = np.quantile(drawn, (0.025, 0.975, 0.05, 0.95))
-    return Interval(one.value - other.value, *map(float, ends))
+    drawn = _resampled(result, one) - _resampled(result, other)
+    # The ends of 90 % hold with 95 % confidence each, one-sided.
+    low, high, least, most = map(float, np.quantile(drawn, (0.025, 0.975, 0.05, 0.95)))
+    if not math.isfinite(high):
+        return None
+    return Paired(
+        n=len(one.parts),
+        difference=one.value - other.value,
+        lower95=low,
+        upper95=high,
+        no_worse_than=most if more_is_worse else -least,
+    )
 
 
 def relative_change(
-    task: Adding, one: Measurement, other: Measurement, *, seed: int = 0
+    result: Result, one: Measurement, other: Measurement
 ) -> tuple[float, float | None]:
     """`one / other - 1`, and its standard error over the same sequences; `None` for a single one,
     and where the change is not finite."""
@@ -174,26 +137,18 @@ def relative_change(
     if len(one.parts) < 2 or not math.isfinite(change):
         return change, None
     with np.errstate(invalid="ignore"):
-        drawn = _resampled(task, one, seed) / _resampled(task, other, seed)
+        drawn = _resampled(result, one) / _resampled(result, other)
         error = _spread(drawn, len(one.parts))
     return change, error if math.isfinite(error) else None
 
 
-def _spread(drawn: _Drawn, n: int) -> float:
-    """Standard error over `n` sequences."""
+def _spread(drawn: Values, n: int) -> float:
     return float(drawn.std() * math.sqrt(n / (n - 1)))
 
 
-def _resampled(task: Adding, found: Measurement, seed: int) -> _Drawn:
-    """The number of `task` over each of `RESAMPLES` samples; a seed draws the same sequences."""
+def _resampled(result: Result, found: Measurement) -> Values:
+    """The number over each of `RESAMPLES` samples, which are the same for every cache."""
     parts = np.asarray(found.parts, dtype=np.float64)
-    chosen = np.random.default_rng(seed).integers(0, len(parts), (RESAMPLES, len(parts)))
+    chosen = np.random.default_rng(0).integers(0, len(parts), (RESAMPLES, len(parts)))
     sums = parts[chosen].sum(axis=1)
-    return np.array([task.result(float(total), int(number)) for total, number in sums])
-
-
-def sign_test(one: int, other: int) -> float:
-    """Exact two-sided probability that a fair coin splits `one + other` throws as unevenly: the
-    questions that only the first run, and that only the second, has right."""
-    throws, few = one + other, min(one, other)
-    return min(1.0, 2 * sum(math.comb(throws, k) for k in range(few + 1)) / (1 << throws))
+    return np.array([result(float(total), int(number)) for total, number in sums])

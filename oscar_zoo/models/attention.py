@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 LOGITS_AT_ONCE = 1 << 25
 """Logits computed at once where no kernel of torch does it: 128 MB in float32."""
 
-
 EXACT = "oscar_zoo_exact"
 """Its name in transformers."""
-
 
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor, "Softmax"], Tensor]
 """`(layer_id, query [B, n_q, T, d], key [B, n_kv, T, d], value [B, n_kv, T, dv], softmax) -> output
@@ -55,13 +53,8 @@ their names in messages. `attention_scope` refuses them."""
 
 @dataclass(frozen=True)
 class Softmax:
-    """See the module.
-
-    Attributes:
-        scaling: factor of the products.
-        cap: largest absolute logit; `None` for none.
-        sinks: `[num_q_heads]`, at least float32, the logit of each head's sink; `None` for none.
-    """
+    """See the module. `scaling` is the factor of the products, `cap` the largest absolute logit,
+    and `sinks` `[num_q_heads]` the logit of each head's sink, at least float32."""
 
     scaling: float
     cap: float | None = None
@@ -69,8 +62,8 @@ class Softmax:
 
     @classmethod
     def of_call(cls, query: Tensor, given: Mapping[str, Any]) -> Softmax:
-        """The softmax that a call of transformers' attention interface asks for; `query` is `[B,
-        num_q_heads, T, d]`."""
+        """What a call of transformers' attention interface asks for; `query` is `[B, n_q, T,
+        d]`."""
         scaling, sinks = given.get("scaling"), given.get("s_aux")
         if sinks is not None:
             wide = torch.promote_types(sinks.dtype, torch.float32)
@@ -80,11 +73,9 @@ class Softmax:
 
     @property
     def plain(self) -> bool:
-        """Whether there is neither a cap nor a sink."""
         return self.cap is None and self.sinks is None
 
     def capped(self, logits: Tensor) -> Tensor:
-        """Scaled products after the cap."""
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def total(self, logits: Tensor) -> Tensor:
@@ -102,7 +93,6 @@ class Softmax:
         return (logits - self.total(logits)).exp()
 
     def to(self, device: torch.device) -> Softmax:
-        """A copy on another device."""
         return self if self.sinks is None else replace(self, sinks=self.sinks.to(device))
 
 
@@ -115,19 +105,12 @@ def attend(
     *,
     shift: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one layer; logits and weights are at least float32.
-
-    Args:
-        query: `[B, num_q_heads, T, d]`.
-        key, value: `[B, num_kv_heads, R, d]` and `[.., dv]`, heads not repeated.
-        mask: bool, true where a query reads a row, or added to the logits; it broadcasts to
-            `[B, 1, T, R]`. `None` is causal, for queries and rows of the same positions.
-        shift: `[B, num_q_heads, T, 1]`, added to the scaled products of a query before the cap.
-            A plain softmax ignores it.
-
-    Returns:
-        `[B, num_q_heads, T, dv]` in the dtype of `query`.
-    """
+    """Attention of one layer, `[B, num_q_heads, T, dv]` in the dtype of `query`; logits and weights
+    are at least float32. `query` is `[B, num_q_heads, T, d]`, `key` and `value` are `[B,
+    num_kv_heads, R, d]` and `[.., dv]`, heads not repeated. `mask` is true where a query reads a
+    row, or added to the logits, and broadcasts to `[B, 1, T, R]`; `None` is causal, for queries and
+    rows of the same positions. `shift`, `[B, num_q_heads, T, 1]`, is added to the scaled products
+    of a query before the cap; a plain softmax ignores it."""
     if softmax.plain:
         return functional.scaled_dot_product_attention(
             query,
@@ -171,9 +154,6 @@ def _some(
     return (weights.unflatten(1, (key.shape[1], -1)) @ value.to(wide)[:, :, None]).flatten(1, 2)
 
 
-# first: it prepares the imports of transformers, or reports what is missing
-
-
 def exact_attention(
     module: Any,
     query: Tensor,
@@ -199,12 +179,9 @@ AttentionMaskInterface.register(EXACT, sdpa_mask)
 
 @contextmanager
 def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
-    """Send every full-attention call of `model` to `fn` while the scope is open.
-
-    Queries and keys arrive after qk-norm and RoPE, keys and values before head repetition, and no
-    mask arrives: `fn` decides which keys each query reads. Layers of other kinds compute as always.
-    Batches must not be padded.
-    """
+    """Send every full-attention call of `model` to `fn` while the scope is open. Queries and keys
+    arrive after qk-norm and RoPE, keys and values before head repetition, and no mask arrives: `fn`
+    decides which keys each query reads. Batches must not be padded."""
     wanted, seen = set(model.block.attention_layers), set[int]()
 
     def routed(
@@ -239,7 +216,6 @@ def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
         model.model.set_attn_implementation(before)
         del ALL_ATTENTION_FUNCTIONS[SCOPE]
     if missing := sorted(wanted - seen):
-        raise UnsupportedModel(
-            f"attention of layers {missing} of {model.block.id} was never reached.",
-            hint="its attention code does not use transformers' attention interface",
-        )
+        message = f"attention of layers {missing} of {model.block.id} was never reached."
+        hint = "its attention code does not use transformers' attention interface"
+        raise UnsupportedModel(message, hint=hint)

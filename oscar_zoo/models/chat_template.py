@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,9 +28,8 @@ MAX_TEMPLATE = 1 << 20
 FILE_NAMES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 """Where a model's folder may have its template, the first that has one."""
 
-_WAIT_SECONDS = 600.0
-"""How long an answer may take at all, on a machine that gives the process no time."""
 _TRANSFORMERS = "transformers.tokenization_utils_base"
+_TRUSTED = "use the model of a publisher whom you trust"
 
 
 class TemplateRefused(ValueError):
@@ -55,8 +52,7 @@ class ChatTemplate:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any) -> ChatTemplate | None:
-        """The template that `tokenizer` would render with, or `None` of a tokenizer that renders by
-        code of its own and not by a template."""
+        """That of `tokenizer`, or `None` where it renders by code of its own."""
         call = getattr(type(tokenizer), "apply_chat_template", None)
         if getattr(call, "__module__", None) != _TRANSFORMERS:
             return None
@@ -68,7 +64,6 @@ class ChatTemplate:
         return cls(source, {k: str(v) for k, v in tokenizer.special_tokens_map.items()})
 
     def render(self, turns: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """The text of a chat."""
         process = self._process or self._started()
         chat = {"messages": list(turns), "add_generation_prompt": add_generation_prompt}
         return self._asked(process, chat)
@@ -91,7 +86,7 @@ class ChatTemplate:
         try:
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
-            line = _line(process.stdout.fileno())
+            line = process.stdout.readline()  # the system ends a process that takes too long
         except BrokenPipeError:
             line = b""
         answer = json.loads(line) if line.endswith(b"\n") else {"error": template_child.TOO_MUCH}
@@ -101,17 +96,14 @@ class ChatTemplate:
         if error == template_child.TOO_MUCH:
             self._process = None
             _end(process)
-            raise InvalidModel(
-                f"the chat template of the model does not come to an end: it needs more than"
-                f" {self._seconds} s, {template_child.MEMORY_BYTES >> 20} MiB or"
-                f" {template_child.MAX_TEXT >> 20} million characters for one chat.",
-                hint="use the model of a publisher whom you trust",
-            )
+            most = f"{self._seconds} s, {template_child.MEMORY_BYTES >> 20} MiB or"
+            most += f" {template_child.MAX_TEXT >> 20} million characters"
+            message = "the chat template of the model does not come to an end: it needs more than"
+            raise InvalidModel(f"{message} {most} for one chat.", hint=_TRUSTED)
         raise TemplateRefused(error)
 
 
 def check_template_of(model: str, revision: str | None) -> None:
-    """`check_template` of a model by its folder, or by its hub id where its files are here."""
     folder: Path | None = Path(model)
     if not os.path.isdir(model):  # noqa: PTH112  (any text: no errors)
         folder = kept_config(model, revision)
@@ -120,8 +112,7 @@ def check_template_of(model: str, revision: str | None) -> None:
 
 
 def check_template(folder: Path, where: str) -> None:
-    """Try the chat template of a model's folder with one short chat. What the template says to it
-    does not matter, and one that behaves for this chat may still misbehave for another."""
+    """Try the chat template of a model's folder with one short chat, whatever it answers."""
     source = _template_in(folder)
     if source is None:
         return
@@ -136,12 +127,9 @@ def check_template(folder: Path, where: str) -> None:
 
 
 def check_size(source: str, what: str) -> None:
-    """Refuse a template that is larger than any; raises `InvalidModel`."""
     if len(source) > MAX_TEMPLATE:
-        raise InvalidModel(
-            f"{what} has {len(source):,} characters, at most {MAX_TEMPLATE:,} are taken.",
-            hint="use the model of a publisher whom you trust",
-        )
+        message = f"{what} has {len(source):,} characters, at most {MAX_TEMPLATE:,} are taken."
+        raise InvalidModel(message, hint=_TRUSTED)
 
 
 def _template_in(folder: Path) -> str | None:
@@ -161,18 +149,6 @@ def _template_in(folder: Path) -> str | None:
         if isinstance(found, str):
             return found
     return None
-
-
-def _line(descriptor: int) -> bytes:
-    """One line, or what came before the other side closed or the time was over."""
-    parts, end = [], time.monotonic() + _WAIT_SECONDS
-    while (left := end - time.monotonic()) > 0:
-        ready, _, _ = select.select([descriptor], [], [], left)
-        part = os.read(descriptor, 1 << 20) if ready else b""
-        parts.append(part)
-        if not part or part.endswith(b"\n"):
-            break
-    return b"".join(parts)
 
 
 def _end(process: Child[bytes]) -> None:

@@ -34,22 +34,13 @@ SCALE = "_scale_inv"
 BLOCK = (128, 128)
 """Rows and columns that share one scale, when a configuration does not say it."""
 DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OTHER = "use a bfloat16 checkpoint"
-
 
 BLOCKS, SCALES = "_blocks", "_scales"
 GROUP = 32
@@ -61,15 +52,8 @@ NUMBERS = (*_POSITIVE, *(-value for value in _POSITIVE))
 
 
 class CheckpointFile:
-    """One tensor in a file.
-
-    `[...]` returns it as a `LazyTensor`, so a loader may treat it as a tensor.
-
-    Attributes:
-        name: in the file.
-        shape, dtype: of the weights; the dtype is bfloat16 when they are stored in float8.
-        nbytes: of these weights.
-    """
+    """One tensor in a file: its shape, its dtype (bfloat16 when stored in float8) and bytes as
+    weights. `[...]` returns it as a `LazyTensor`, so a loader may treat it as a tensor."""
 
     def __init__(
         self,
@@ -93,11 +77,9 @@ class CheckpointFile:
         return LazyTensor.of(self)
 
     def get_dtype(self) -> str:
-        """The dtype as `safetensors` names it."""
         return next(kind for kind, dtype in DTYPES.items() if dtype == self.dtype)
 
     def is_floating_point(self) -> bool:
-        """Whether the weights are floating-point numbers."""
         return bool(self.dtype.is_floating_point)
 
     def fetch(self) -> tuple[Tensor, ...]:
@@ -122,22 +104,17 @@ class PackedFile(CheckpointFile):
     """The two tensors of weights in MXFP4, as one; see `unpack`."""
 
     def __init__(self, blocks: str, file: Any, scales_file: Any) -> None:
-        self._pair = (
-            CheckpointFile(blocks, file),
-            CheckpointFile(_scales_of(blocks), scales_file),
-        )
+        scales = CheckpointFile(_scales_of(blocks), scales_file)
+        self._pair = CheckpointFile(blocks, file), scales
         shape = unpacked_shape(*(one.shape for one in self._pair))
         if shape is None or any(one.dtype != torch.uint8 for one in self._pair):
-            raise damaged(
-                f"{blocks} and its scales have shapes {list(self._pair[0].shape)} and"
-                f" {list(self._pair[1].shape)}, which are not those of MXFP4"
-            )
+            said = " and ".join(str(list(one.shape)) for one in self._pair)
+            raise damaged(f"{blocks} and its scales have shapes {said}, not those of MXFP4")
         self.name, self.shape = blocks.removesuffix(BLOCKS), shape
         self.dtype = torch.bfloat16
         self.nbytes = math.prod(shape) * self.dtype.itemsize
 
     def read(self, device: torch.device, fetched: tuple[Tensor, ...] | None = None) -> Tensor:
-        """As `CheckpointFile.read`."""
         blocks, scales = (part.to(device) for part in fetched or self._parts())
         return unpack(blocks, scales)
 
@@ -155,11 +132,8 @@ def open_weights(
     for name, path in places.items():
         if name not in inside[path]:
             raise damaged(f"{path.name} of {folder} lacks {name}, which its index names")
-    scales = {
-        name: CheckpointFile(name, files[path])
-        for name, path in places.items()
-        if name.endswith(SCALE)
-    }
+    scaling = {name: path for name, path in places.items() if name.endswith(SCALE)}
+    scales = {name: CheckpointFile(name, files[path]) for name, path in scaling.items()}
     found: dict[str, CheckpointFile] = {}
     packed = {name for name in places if name.endswith(BLOCKS) and _scales_of(name) in places}
     for name in packed:
@@ -177,9 +151,8 @@ def open_weights(
 
 
 def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
-    """`weight * scale` in bfloat16, products in float32: `weight` is `[..., rows, columns]` float8,
-    and `scale` one number, or one for each block, `[..., ceil(rows / block[0]), ceil(columns /
-    block[1])]`."""
+    """`weight * scale` in bfloat16, products in float32: float8 `[..., rows, columns]`, and one
+    number, or one for each block, `[..., ceil(rows / block[0]), ceil(columns / block[1])]`."""
     wide = weight.float()
     if scale.numel() == 1:
         return wide.mul_(scale.float().reshape(())).to(torch.bfloat16)
@@ -217,11 +190,9 @@ def _check_scale(weight: CheckpointFile, scale: CheckpointFile, block: Sequence[
     *outer, rows, columns = (1, 1, *weight.shape)[-max(2, len(weight.shape)) :]
     want = (*outer, math.ceil(rows / block[0]), math.ceil(columns / block[1]))
     if tuple(scale.shape) != want and math.prod(scale.shape) != 1:
-        raise InvalidModel(
-            f"{scale.name} has shape {list(scale.shape)}, blocks of {block[0]} x {block[1]} want"
-            f" {list(want)}.",
-            hint="check weight_block_size in its config.json",
-        )
+        blocks = f"blocks of {block[0]} x {block[1]} want {list(want)}"
+        message = f"{scale.name} has shape {list(scale.shape)}, {blocks}."
+        raise InvalidModel(message, hint="check weight_block_size in its config.json")
 
 
 class TensorSource(Protocol):
@@ -267,7 +238,6 @@ class LazyTensor(Tensor):  # type: ignore[misc]
 
     @classmethod
     def of(cls, source: TensorSource) -> LazyTensor:
-        """The lazy tensor of a tensor in a file."""
         return cls(torch.empty(source.shape, dtype=source.dtype, device="meta"), source)
 
     @classmethod
@@ -339,18 +309,10 @@ def unpacked_shape(blocks: torch.Size, scales: torch.Size) -> torch.Size | None:
 
 
 def unpack(blocks: Tensor, scales: Tensor) -> Tensor:
-    """The weights of gpt-oss, which have four bits per number, and an exponent for 32; bfloat16
-    holds every value exactly. One expert after the other.
-
-    Args:
-        blocks: `[experts, rows, groups, 16]` uint8, two numbers per byte, the low half first.
-        scales: `[experts, rows, groups]` uint8, an exponent plus 127.
-
-    Returns:
-        `[experts, 32 * groups, rows]`.
-
-    Source: `convert_moe_packed_tensors` of transformers, with which a test compares.
-    """
+    """The weights of gpt-oss, `[experts, 32 * groups, rows]`, which have four bits per number, and
+    an exponent for 32; bfloat16 holds every value exactly. `blocks` are `[experts, rows, groups,
+    16]` uint8, two numbers per byte, the low half first, and `scales` `[experts, rows, groups]`
+    uint8, an exponent plus 127. Source: `convert_moe_packed_tensors` of transformers."""
     numbers = torch.tensor(NUMBERS, dtype=torch.float32, device=blocks.device)
     experts, rows, groups, _ = blocks.shape
     shape = (experts, GROUP * groups, rows)

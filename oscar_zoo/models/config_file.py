@@ -10,6 +10,7 @@ transformers. Such files are refused by name, before a library reads them.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import path_text
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound
 from oscar_zoo.models import model_hub
 from oscar_zoo.models.geometry import (
@@ -36,7 +38,6 @@ from oscar_zoo.models.model_hub import kept_config
 
 NAME = "config.json"
 GENERATION_NAME = "generation_config.json"
-
 
 DIVIDED = frozenset(
     "arcee granite granitemoe llama mistral mixtral olmo2 olmoe qwen2 qwen2_moe smollm3".split()
@@ -70,7 +71,6 @@ KINDS: dict[str, _Kind] = {
 }
 """What some reader takes for granted of a value, in words and as a check. `null` is always good."""
 
-
 FILES = (
     "config.json",
     "tokenizer_config.json",
@@ -79,6 +79,7 @@ FILES = (
     "video_preprocessor_config.json",
 )
 MAX_BYTES = 16 << 20
+_AGAIN = "download the model again"
 
 IMPLEMENTATIONS = frozenset(
     f"{prefix}{part}_implementation{suffix}"
@@ -99,16 +100,28 @@ CLASSES = {
 
 
 class ConfigFile:
-    """The values of a file, whose bytes are `data`, as attributes: the same code then reads this
-    file and the configurations of transformers."""
+    """The values of a file as attributes: the same code then reads this file and the configurations
+    of transformers."""
 
     def __init__(self, values: dict[str, Any], data: bytes = b"") -> None:
         self._values, self._data = dict(values), data
 
     @classmethod
     def of_folder(cls, folder: Path) -> ConfigFile:
-        """The `config.json` of the model in `folder`; raises as `read_config`."""
-        return cls(*_read(folder))
+        check_present(folder)
+        path = folder / NAME
+        try:
+            # resolved: files in the cache of a hub's client are links
+            data = read_file(path.resolve(), max_bytes=strict_json.MAX_BYTES)
+            # Published hybrids with Mamba layers say that a step has no limit.
+            config = strict_json.loads(data, what=str(path), infinite=True)
+        except MalformedFile as error:
+            raise InvalidModel(error.message, hint=_AGAIN) from None
+        if not isinstance(config, dict):
+            message = f"{path} is not a model's configuration."
+            raise InvalidModel(message, hint="name the folder of a checkpoint")
+        _check_kinds(config, path)
+        return cls(config, data)
 
     @classmethod
     def kept(cls, source: str, revision: str | None = None) -> ConfigFile | None:
@@ -129,62 +142,37 @@ class ConfigFile:
 
     @property
     def as_written(self) -> dict[str, Any]:
-        """The JSON object."""
         return self._values
 
     @property
     def file_sha256(self) -> str:
-        """Hex digest of the bytes of the file."""
         return sha256_hex(self._data)
 
     def get_text_config(self, decoder: bool = True) -> ConfigFile:
-        """The part about the language model: `text_config`, or all of it."""
         text = self._values.get("text_config")
         return ConfigFile(text) if isinstance(text, dict) else self
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model's folder."""
-    return _read(folder)[0]
-
-
 def check_present(folder: Path) -> None:
-    """Refuse a folder without a `config.json`; raises `PathNotFound` where nothing is in it, else
-    `InvalidModel`."""
+    """Raise `PathNotFound` where nothing is in the folder, `InvalidModel` where no `config.json`
+    is."""
     if not (folder / NAME).is_file():
         empty = folder.is_dir() and not any(folder.iterdir())
-        raise (PathNotFound if empty else InvalidModel)(
-            f"{path_text(folder)} has no {NAME}.",
-            hint="name the folder of a Hugging Face checkpoint",
-        )
+        message = f"{path_text(folder)} has no {NAME}."
+        hint = "name the folder of a Hugging Face checkpoint"
+        raise (PathNotFound if empty else InvalidModel)(message, hint=hint)
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
-    check_present(folder)
-    path = folder / NAME
-    try:
-        # resolved: files in the cache of a hub's client are links
-        data = read_file(path.resolve(), max_bytes=strict_json.MAX_BYTES)
-        # Published hybrids with Mamba layers say that a step has no limit.
-        config = strict_json.loads(data, what=str(path), infinite=True)
-    except MalformedFile as error:
-        raise InvalidModel(error.message, hint="download the model again") from None
-    if not isinstance(config, dict):
-        raise InvalidModel(
-            f"{path} is not a model's configuration.", hint="name the folder of a checkpoint"
-        )
-    _check_kinds(config, path)
-    return config, data
+def read_config(folder: Path) -> dict[str, Any]:
+    return ConfigFile.of_folder(folder).as_written
 
 
 def _check_kinds(config: dict[str, Any], path: Path) -> None:
     for name, (kind, good) in KINDS.items():
         value = config.get(name)
         if value is not None and not good(value):
-            raise InvalidModel(
-                f"{name} in {path} must be {kind}, and is {str(value)[:40]}.",
-                hint="download the model again",
-            )
+            message = f"{name} in {path} must be {kind}, and is {str(value)[:40]}."
+            raise InvalidModel(message, hint=_AGAIN)
     if "text_config" in config and config["text_config"] is not None:
         _check_kinds(config["text_config"], path)
 
@@ -212,7 +200,6 @@ def _may_slide(text: ConfigFile) -> bool:
 
 
 def describe(file: ConfigFile, model_id: str) -> ModelBlock:
-    """Describe the model from the file; `model_id` is recorded as `id`."""
     config = ConfigFile({"model_type": "unknown"} | file.as_written)
     digest = file.file_sha256
     return model_block(config, model_id=model_id, revision=None, config_sha256=digest)
@@ -228,7 +215,6 @@ def check_cache(file: ConfigFile, model_id: str) -> None:
 
 
 def refuse_chosen_code(folder: Path, where: str) -> None:
-    """Refuse a folder whose files name code to be run."""
     for name in FILES:
         for key, value in _pairs(folder / name, where):
             if key in IMPLEMENTATIONS and (kernel := _kernel_in(value)) is not None:
@@ -239,27 +225,23 @@ def refuse_chosen_code(folder: Path, where: str) -> None:
                 )
             named = CLASSES.get(key)
             if named is not None and isinstance(value, str) and not named.fullmatch(value):
-                raise InvalidModel(
-                    f"{name} of {where} names the {key} {value[:80]!a}, which is none.",
-                    hint="download the model again, from a publisher whom you trust",
-                )
+                message = f"{name} of {where} names the {key} {value[:80]!a}, which is none."
+                hint = "download the model again, from a publisher whom you trust"
+                raise InvalidModel(message, hint=hint)
             if key == "configuration_files" and name == "config.json":
-                raise InvalidModel(
-                    f"{name} of {where} sends readers to other files by {key}.",
-                    hint=f"remove {key} from {name}",
-                )
+                message = f"{name} of {where} sends readers to other files by {key}."
+                raise InvalidModel(message, hint=f"remove {key} from {name}")
 
 
 def _kernel_in(value: Any) -> str | None:
-    """The first text in `value`, pairs and lists included, that names a repository."""
     if isinstance(value, (list, tuple)):
         return next((found for one in value if (found := _kernel_in(one)) is not None), None)
     return value if isinstance(value, str) and ("/" in value or "\\" in value) else None
 
 
 def _pairs(path: Path, where: str) -> Iterator[tuple[str, Any]]:
-    """Every key of a JSON file with its value, at any depth; a key that is set twice comes twice.
-    What is no JSON is left to its reader."""
+    """Every key of a JSON file with its value, at any depth; what is no JSON is left to its
+    reader."""
     try:
         # resolved: files in the cache of a hub's client are links
         data = read_file(path.resolve(), max_bytes=MAX_BYTES)
@@ -267,7 +249,7 @@ def _pairs(path: Path, where: str) -> Iterator[tuple[str, Any]]:
     except PathNotFound:
         return
     except MalformedFile as error:
-        raise InvalidModel(error.message, hint="download the model again") from None
+        raise InvalidModel(error.message, hint=_AGAIN) from None
     except RecursionError:
         raise InvalidModel(
             f"{path.name} of {where} nests too deeply.", hint="download the model again"
@@ -285,7 +267,6 @@ def _pairs(path: Path, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_generation_config(source: str, revision: str | None = None) -> dict[str, Any]:
-    """The object in `generation_config.json` of a model, empty when it has none."""
     path = Path(source) / GENERATION_NAME if Path(source).is_dir() else _of_hub(source, revision)
     if path is None or not path.is_file():
         return {}
@@ -308,3 +289,16 @@ def _of_hub(source: str, revision: str | None) -> Path | None:
     except OSError:  # the repository has none, or it cannot be had: then the defaults are taken
         return None
     return Path(found) if found else None
+
+
+def geometry_of_folder(
+    folder: Path, model_id: str | None = None, config: ConfigFile | None = None
+) -> Geometry:
+    """The shape of the KV cache of the model in `folder`, which messages call `model_id`."""
+    model_id = model_id or folder.resolve().name
+    config = config or ConfigFile.of_folder(folder)
+    if says_all(config) or importlib.util.find_spec("transformers") is None:
+        return describe(config, model_id).geometry
+    from oscar_zoo.models.model_source import inspect_model
+
+    return inspect_model(str(folder.absolute()), model_id=model_id).geometry

@@ -31,17 +31,13 @@ GLOBAL = ("global_head_dim", "num_global_key_value_heads")
 """Where older releases write those of the full-attention layers of Gemma 4."""
 PER_LAYER_SINCE = (5, 15)
 """The first transformers known to read `per_layer_config`."""
-MIXED = tuple(
-    (
-        "cohere2 exaone4 exaone_moe gemma2 gemma3 gemma3_text gemma4 gemma4_text gemma4_unified "
-        "gemma4_unified_text gpt_oss mellum olmo3"
-    ).split()
-)
+MIXED = (
+    "cohere2", "exaone4", "exaone_moe", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text",
+    "gemma4_unified", "gemma4_unified_text", "gpt_oss", "mellum", "olmo3",
+)  # fmt: skip
 """Model types with windows in some layers, whose files often do not say in which."""
 QK_NORM = frozenset(
-    (
-        "gemma3_text minimax_m2 olmo2 qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text"
-    ).split()
+    "gemma3_text minimax_m2 olmo2 qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text".split()
 )
 OUTPUT_GATE = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
 NEITHER = frozenset(("gpt_oss", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"))
@@ -55,8 +51,8 @@ STATES = frozenset(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"))
 def model_block(
     config: Any, *, model_id: str, revision: str | None, config_sha256: str
 ) -> ModelBlock:
-    """Describe a model from a `transformers` configuration of the whole of it. A `revision` that is
-    no commit is recorded as unknown; `config_sha256` is of the bytes of `config.json`."""
+    """Describe a model from a configuration of the whole of it. A `revision` that is no commit is
+    recorded as unknown; `config_sha256` is of the bytes of `config.json`."""
     text = config.get_text_config(decoder=True)
     refuse_other_caches(config, text, model_id)
     heads = _required(text, "num_attention_heads", model_id)
@@ -83,16 +79,13 @@ def model_block(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidModel(
-            f"the configuration of {model_id} contradicts itself:"
-            f" {'.'.join(map(str, first['loc']))} {first['msg']}.",
-            hint="check its config.json",
-        ) from None
+        said = f"{'.'.join(map(str, first['loc']))} {first['msg']}"
+        message = f"the configuration of {model_id} contradicts itself: {said}."
+        raise InvalidModel(message, hint="check its config.json") from None
 
 
 def sliding_window(text: Any) -> int | None:
-    """How many tokens a sliding-window layer sees; `None` where there is no window, the model does
-    not use it, or it covers the whole context."""
+    """How many tokens a sliding-window layer sees; `None` where the window hides nothing."""
     window = getattr(text, "sliding_window", None)
     if not window or getattr(text, "use_sliding_window", None) is False:
         return None
@@ -100,18 +93,15 @@ def sliding_window(text: Any) -> int | None:
 
 
 def full_kinds(text: Any) -> frozenset[str]:
-    """The names in `layer_types` of layers that see every token; `text` as in `sliding_window`."""
+    """The names in `layer_types` of layers that see every token."""
     window = getattr(text, "sliding_window", None)
     whole = window and covers_context(window, text)
     return FULL_KINDS | {SLIDING_ATTENTION} if whole else FULL_KINDS
 
 
 def layer_kinds(text: Any) -> Sequence[str] | None:
-    """What the configuration says of each layer, in the words of `layer_types`.
-
-    Nemotron-H says it with a letter each, or under another name, and MiMo-V2 with a 1 for each
-    layer that has a sliding window. `None` where it does not say it.
-    """
+    """What the configuration says of each layer, in the words of `layer_types`, if it does.
+    Nemotron-H has a letter for each, or another name, and MiMo-V2 a 1 for a sliding window."""
     said = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
     letters = getattr(text, "hybrid_override_pattern", None)
     windows = getattr(text, WINDOW_PATTERN, None)
@@ -123,8 +113,7 @@ def layer_kinds(text: Any) -> Sequence[str] | None:
 
 
 def only_windows(text: Any) -> bool:
-    """Whether every layer has a window, as far as a configuration tells; `text` as in
-    `sliding_window`."""
+    """Whether every layer has a window, as far as a configuration tells."""
     layers = layer_kinds(text)
     if layers is not None:
         return {*layers} == {SLIDING_ATTENTION} - full_kinds(text)
@@ -134,18 +123,15 @@ def only_windows(text: Any) -> bool:
 
 
 def no_full_attention(text: Any, model_id: str) -> UnsupportedModel:
-    """The error for a model without any full-attention layer; arguments as of `model_block`."""
     kind = getattr(text, "model_type", "of no type")
-    return UnsupportedModel(
-        f"{model_id} ({kind}) has no full-attention layer: {_other_kinds(layer_kinds(text))}.",
-        hint="serve it with SGLang alone: INT2 saves memory in full-attention layers only",
-    )
+    message = f"{model_id} ({kind}) has no full-attention layer: {_other_kinds(layer_kinds(text))}."
+    hint = "serve it with SGLang alone: INT2 saves memory in full-attention layers only"
+    return UnsupportedModel(message, hint=hint)
 
 
 def layer_config(text: Any, layer: int) -> Any:
     """The configuration of one layer. Newer releases of transformers have one for every layer of
-    Gemma 4, and write the values in which a layer differs. Elsewhere it is `text`, the
-    configuration of the language model."""
+    Gemma 4, and write the values in which a layer differs."""
     if getattr(text, "is_heterogeneous", False):
         return text.per_layer_config[layer]
     written = getattr(text, PER_LAYER, None)
@@ -154,8 +140,6 @@ def layer_config(text: Any, layer: int) -> Any:
 
 
 class OneLayer:
-    """The values of one layer as attributes: those of `text`, and its `own` in their place."""
-
     def __init__(self, text: Any, own: dict[str, Any]) -> None:
         self._text, self._own = text, dict.fromkeys(GLOBAL) | own
 
@@ -170,15 +154,24 @@ def number(text: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
+def layer_count(text: Any) -> int:
+    """How many layers there are, 0 where the file does not say it."""
+    return len(layer_kinds(text) or ()) or number(text, "num_hidden_layers")
+
+
+def experts(text: Any) -> int:
+    """How many experts a layer has, of which the router picks some; 0 where it has none."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((number(text, name) for name in names if number(text, name)), 0)
+
+
 def covers_context(window: int, text: Any) -> bool:
-    """Whether a window of `window` tokens hides nothing, because no context is longer."""
     longest = getattr(text, "max_position_embeddings", None)
     return isinstance(longest, int) and window >= longest
 
 
 def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
-    """Rows and columns that share a scale in a float8 checkpoint; `None` when it has no such
-    weights."""
+    """Rows and columns that share a scale in a float8 checkpoint, if it is one."""
     parts = (config, config.get_text_config(decoder=True))
     given = next(filter(None, (getattr(one, "quantization_config", None) for one in parts)), None)
     if given is None:
@@ -187,46 +180,35 @@ def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
     if method == "mxfp4":
         return None
     if method != "fp8":
-        raise UnsupportedModel(
-            f"{model_id} is quantized with {method}, which is not read here.",
-            hint="use its bfloat16 or fp8 checkpoint",
-        )
+        message = f"{model_id} is quantized with {method}, which is not read here."
+        raise UnsupportedModel(message, hint="use its bfloat16 or fp8 checkpoint")
     block = _entry(given, "weight_block_size") or (128, 128)
     if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
-        raise InvalidModel(
-            f"{model_id} has weight_block_size {block!r}, not two sizes.",
-            hint="check its config.json",
-        )
+        message = f"{model_id} has weight_block_size {block!r}, not two sizes."
+        raise InvalidModel(message, hint="check its config.json")
     return int(block[0]), int(block[1])
 
 
 def _entry(given: Any, name: str) -> Any:
-    """A value of a quantization configuration, which transformers may have parsed."""
     return given.get(name) if isinstance(given, dict) else getattr(given, name, None)
 
 
 def _required(text: Any, name: str, model_id: str) -> int:
     value = getattr(text, name, None)
     if not isinstance(value, int) or value <= 0:
-        raise InvalidModel(
-            f"the configuration of {model_id} ({text.model_type}) has no {name}.",
-            hint="only decoder-only models with attention are supported",
-        )
+        message = f"the configuration of {model_id} ({text.model_type}) has no {name}."
+        raise InvalidModel(message, hint="only decoder-only models with attention are supported")
     return value
 
 
 def _layers(text: Any, model_id: str) -> int:
-    """How many layers there are; a file that has a word for each may leave their number out."""
-    kinds = layer_kinds(text)
-    if kinds and getattr(text, "num_hidden_layers", None) is None:
-        return len(kinds)
-    return _required(text, "num_hidden_layers", model_id)
+    said = number(text, "num_hidden_layers") or len(layer_kinds(text) or ())
+    return said or _required(text, "num_hidden_layers", model_id)
 
 
 def _full_shape(text: Any, model_id: str, heads: int, layer: int) -> tuple[int, int]:
     """Head width and KV heads of the full-attention layers, of which `layer` is one. Those of Gemma
-    4 have values of their own. `V` of such a layer may be made from the weights of `K`; the cache
-    holds both."""
+    4 have values of their own, and may make V from the weights of K; the cache holds both."""
     text = layer_config(text, layer)
     head_dim = getattr(text, "global_head_dim", None) or getattr(text, "head_dim", None)
     num_kv_heads = getattr(text, "num_key_value_heads", None)
@@ -252,7 +234,6 @@ def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
 
 
 def _other_kinds(kinds: Sequence[str] | None) -> str:
-    """All kinds of layers, in words."""
     named = " and ".join(dict.fromkeys(kind.replace("_", " ") for kind in kinds or ()))
     return f"its layers are {named}" if named else "every layer has a sliding window"
 
@@ -320,8 +301,7 @@ name, and what works. The first that holds is told."""
 
 
 def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
-    """Refuse a model that cannot have an INT2 cache; a configuration alone decides, so nothing is
-    read or downloaded for it."""
+    """Refuse a model that cannot have an INT2 cache, by its configuration alone."""
     kind = getattr(text, "model_type", None) or getattr(config, "model_type", "of no type")
     found = [ONLY_A_STATE] if getattr(text, "model_type", None) in STATES else []
     for key, row in OTHER_CACHES.items():
@@ -333,44 +313,27 @@ def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
 
 
 def refuse_widths(widths: tuple[int, int], name: str) -> None:
-    """Refuse a model with heads that no transform fits; `widths` are the channels of a row of K and
-    of V."""
     for width in widths:
         if not has_hadamard(width):
-            raise UnsupportedModel(
-                f"{name} has heads of {width} channels; the transforms of an INT2 cache contain a"
-                " Hadamard matrix of that width, and none is known here.",
-                hint=f"{STOCK}, or choose a model with heads of 64, 96, 128 or 256 channels",
-            )
+            why = f"heads of {width} channels, and no Hadamard matrix of that width is known here"
+            hint = f"{STOCK}, or choose a model with heads of 64, 96, 128 or 256 channels"
+            raise UnsupportedModel(f"{name} has {why}.", hint=hint)
 
 
 def refuse_misread(text: Any, model_id: str) -> None:
-    """Refuse a model whose head sizes the installed transformers would replace by others. Newer
-    releases write `per_layer_config` for Gemma 4, and leave out the names that older ones read. An
-    older one takes its defaults without a word, and so does SGLang with it."""
+    """Refuse a model whose head sizes the installed transformers would replace by others, without a
+    word: newer releases write `per_layer_config` and leave out the names that older ones read."""
     here = installed()
     if here is None or reads_layers(here):
         return
     if isinstance(getattr(text, "per_layer_config", None), dict):
         kind = getattr(text, "model_type", "of no type")
-        raise UnsupportedModel(
-            f"{model_id} ({kind}) gives the sizes of its heads as per_layer_config, which"
-            f" transformers {here} does not read.",
-            hint="install SGLang 0.5.23 with the transformers that it wants, or use a checkpoint"
-            " whose config.json has global_head_dim",
-        )
-
-
-def written_by_newer(config: Any) -> str | None:
-    """The release that wrote a configuration, where it is newer than the installed one."""
-    here, there = installed(), getattr(config, "transformers_version", None)
-    if here is None or not isinstance(there, str) or _numbers(there) <= _numbers(here):
-        return None
-    return there
+        sizes = "gives the sizes of its heads as per_layer_config, which"
+        message = f"{model_id} ({kind}) {sizes} transformers {here} does not read."
+        raise UnsupportedModel(message, hint="install SGLang 0.5.23 with its own transformers")
 
 
 def installed() -> str | None:
-    """The release of transformers that is installed, if any."""
     try:
         return version("transformers")
     except PackageNotFoundError:
@@ -378,7 +341,6 @@ def installed() -> str | None:
 
 
 def reads_layers(release: str) -> bool:
-    """Whether this release of transformers reads `per_layer_config`."""
     return _numbers(release) >= PER_LAYER_SINCE
 
 

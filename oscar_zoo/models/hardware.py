@@ -19,7 +19,6 @@ from pathlib import Path
 from oscar_zoo import children
 from oscar_zoo.errors import UnsupportedMachine, UsageError
 
-NAMES = "devices are called cpu, cuda or cuda:0"
 SMI = [
     "nvidia-smi",
     "--query-gpu=index,uuid,name,memory.total,memory.free",
@@ -34,14 +33,13 @@ PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
 """Control groups of the first version say such numbers where there is no limit."""
 
-
 _SEEN: ContextVar[dict[tuple[str, ...], list[str]] | None] = ContextVar("seen", default=None)
 
 
 @contextmanager
 def one_look() -> Iterator[None]:
-    """In the block the driver's tool is asked for everything once, because every call takes a tenth
-    of a second or more. Free memory is that of the first call."""
+    """In the block the driver's tool is asked for everything once: every call takes 0.1 s or
+    more."""
     token = _SEEN.set({})
     try:
         yield
@@ -61,8 +59,8 @@ class Gpu:
 
 
 def gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """Every GPU of this machine; none where the driver's tool is missing or does not work. Only
-    `PATH` and `LD_LIBRARY_PATH` of `environ` are passed on."""
+    """Every GPU of this machine; none where the driver's tool does not work. Only `PATH` and
+    `LD_LIBRARY_PATH` of `environ` are passed on."""
     try:
         return [_gpu(line) for line in _said(SMI, environ)]
     except ValueError:
@@ -70,14 +68,12 @@ def gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
 
 
 def compute_capabilities(environ: Mapping[str, str] = os.environ) -> list[tuple[int, int]]:
-    """The compute capability of every GPU, such as `(9, 0)`; none where the driver's tool is too
-    old to tell."""
+    """The compute capability of every GPU, such as `(9, 0)`; none where the tool is too old."""
     found = [re.fullmatch(r"(\d+)\.(\d+)", line.strip()) for line in _said(CAPABILITIES, environ)]
     return [(int(one[1]), int(one[2])) for one in found if one] if all(found) else []
 
 
 def _said(command: list[str], environ: Mapping[str, str]) -> list[str]:
-    """The lines that the driver's tool prints; none where it is missing or does not work."""
     variables = {name: environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in environ}
     seen, key = _SEEN.get(), (*command, *variables.values())
     if seen is None:
@@ -107,24 +103,19 @@ def driver_models() -> list[str]:
 
 
 def visible(found: list[Gpu], environ: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """The GPUs in `found` that `CUDA_VISIBLE_DEVICES` of `environ` makes visible, in its order.
-
-    Numbers count in the order of the driver's tool. A list ends at its first unknown entry, as CUDA
-    reads it. Parts of GPUs (MIG) are not told apart: all GPUs count as visible then.
-    """
+    """The GPUs in `found` that `CUDA_VISIBLE_DEVICES` makes visible, in its order. A list ends at
+    its first unknown entry, as CUDA reads it. All count as visible where it names parts of GPUs
+    (MIG)."""
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None or "MIG-" in wanted:
         return found
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        matches = [
-            gpu
-            for gpu in found
-            if entry == str(gpu.index) or (entry and gpu.uuid.startswith(entry))
-        ]
-        if not matches:
+        named = (g for g in found if entry and (entry == str(g.index) or g.uuid.startswith(entry)))
+        match = next(named, None)
+        if match is None:
             break
-        chosen.append(matches[0])
+        chosen.append(match)
     return chosen
 
 
@@ -144,9 +135,8 @@ def default_device(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str, int]:
-    """Kind (`cpu` or `cuda`) and number of the device that a server runs on: the one `wanted`, or
-    the first GPU, else the CPU. `check` refuses a GPU that this machine does not have; it is off
-    for a command that another machine will run."""
+    """Kind and number of the device that a server runs on: the one `wanted`, or the first GPU, else
+    the CPU. `check` is off for a command that another machine will run."""
     if wanted is None:
         return default_device(), 0
     kind, number = parse_device(wanted)
@@ -156,30 +146,26 @@ def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str,
 
 
 def device_name(device: str, gpu: int) -> str:
-    """The name of the GPU with the number `gpu`, or the kind of the device in capitals."""
     cards = visible(gpus()) if device == "cuda" else []
     return cards[gpu].name if len(cards) > gpu else device.upper()
 
 
 def parse_device(name: str) -> tuple[str, int]:
-    """`cpu`, `cuda` or `cuda:N` as kind and number."""
     match = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,3}))?", name)
     if match is None or (match[1] == "cpu" and match[2]):
-        raise UsageError(f"{name!r} is not a device.", hint=NAMES)
+        raise UsageError(
+            f"{name!r} is not a device.", hint="devices are called cpu, cuda or cuda:0"
+        )
     return match[1], int(match[2] or 0)
 
 
 def check_build() -> None:
-    """Refuse a GPU where the installed torch is a build for CPUs; raises `UnsupportedMachine`."""
     if torch_without_cuda():
-        raise UnsupportedMachine(
-            f"torch {version('torch')} is a build for CPUs.",
-            hint="install one for CUDA, or use --device cpu",
-        )
+        message = f"torch {version('torch')} is a build for CPUs."
+        raise UnsupportedMachine(message, hint="install one for CUDA, or use --device cpu")
 
 
 def check_gpu(index: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a GPU that a server could not use."""
     check_build()
     found = gpus(environ)
     there = len(visible(found, environ)) if found else len(driver_models())
@@ -201,15 +187,11 @@ def available_ram(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     control group around this process allow."""
     free = [_kilobytes(proc / "meminfo", "MemAvailable"), *_left_in_groups(proc, cgroup)]
     known = [one for one in free if one is not None]
-    return (
-        min(known)
-        if known
-        else int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
-    )
+    unused = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(known, default=unused)
 
 
 def resident_set() -> int:
-    """Bytes of main memory that this process holds."""
     return _kilobytes(PROC / "self/status", "VmRSS") or 0
 
 
@@ -227,11 +209,8 @@ def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):
             continue
         top = cgroup / "memory" if controllers else cgroup
-        names = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            if controllers
-            else ("memory.max", "memory.current")
-        )
+        first = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        names = first if controllers else ("memory.max", "memory.current")
         group = top / inside.lstrip("/")
         for folder in (group, *group.parents):
             limit, used = (_number(folder / name) for name in names)
@@ -243,10 +222,8 @@ def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
 
 def _file_pages(stat: Path) -> int:
     counts = dict(line.split(" ", 1) for line in _lines(stat) if " " in line)
-    return sum(
-        int(counts.get(name, counts.get(f"total_{name}", "0")))
-        for name in ("active_file", "inactive_file")
-    )
+    names = ("active_file", "inactive_file")
+    return sum(int(counts.get(name, counts.get(f"total_{name}", "0"))) for name in names)
 
 
 def _number(path: Path) -> int | None:

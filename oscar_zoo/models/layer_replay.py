@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 Result = TypeVar("Result")
 Forward = Callable[[Sequence[int]], None]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a layer; `HIDDEN` stands where its hidden states belong."""
 
 PROBE_TOKENS = 32
 HIDDEN = "hidden_states"
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Arguments, beside tensors and tuples of these, through which layers cannot tell each other
 anything."""
-
 
 _PLANS: WeakKeyDictionary[Any, ReplayPlan | None] = WeakKeyDictionary()
 
@@ -36,47 +37,30 @@ class Entangled(Exception):  # answered with a pass of the whole model
     """Layers exchange more than hidden states."""
 
 
-@dataclass(frozen=True)
-class LayerCall:
-    """The arguments of a layer for one sequence, without its hidden states."""
-
-    positional: bool
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def broadcasts(self) -> bool:
-        """Whether the arguments also fit a batch of sequences: none has rows of one sequence
-        only."""
-        return all(x.dim() < 2 or x.shape[0] == 1 for x in _tensors((self.args, self.kwargs)))
-
-
 @dataclass
 class ReplayState:
     """One sequence between two layers: its hidden states, `[1, T, hidden]`, and how each layer is
     called."""
 
     hidden: Tensor
-    calls: Sequence[LayerCall]
+    calls: Sequence[Call]
 
     def advance(self, layer: nn.Module, index: int) -> None:
-        """Run one layer."""
-        call = self.calls[index]
-        if call.positional:
-            output = layer(self.hidden, *call.args, **call.kwargs)
+        args, kwargs = self.calls[index]
+        if args:
+            output = layer(self.hidden, *args[1:], **kwargs)
         else:
-            output = layer(*call.args, **call.kwargs, **{HIDDEN: self.hidden})
+            output = layer(**kwargs | {HIDDEN: self.hidden})
         self.hidden = _hidden(output)
 
 
 def advance_together(
     states: Sequence[ReplayState], layer: nn.Module, index: int, *, most_tokens: int
 ) -> None:
-    """Run one layer over sequences that are called alike, in batches of at most `most_tokens`.
-    Where two sequences have more, or the arguments of the layer do not fit a batch, each runs
-    alone."""
+    """Run one layer over sequences that are called alike, in batches of at most `most_tokens` where
+    its arguments fit a batch: none has rows of one sequence only."""
     room = most_tokens // states[0].hidden.shape[1] if states else 0
-    if room < 2 or not states[0].calls[index].broadcasts:
+    if room < 2 or any(x.dim() > 1 and x.shape[0] > 1 for x in _tensors(states[0].calls[index])):
         for state in states:
             state.advance(layer, index)
         return
@@ -90,14 +74,9 @@ def advance_together(
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """Layers that can run one after the other.
-
-    Attributes:
-        layers: in order.
-        widths: number of values each layer returns, hidden states first; 0 for bare hidden states.
-        hidden_bytes: of the hidden states of one token.
-        item_bytes: of one number in them.
-    """
+    """Layers that can run one after the other. `widths` are the numbers of values that layers
+    return, 0 for bare hidden states; `hidden_bytes` are of one token, `item_bytes` of one
+    number."""
 
     layers: Sequence[nn.Module]
     widths: tuple[int, ...]
@@ -105,64 +84,73 @@ class ReplayPlan:
     item_bytes: int
 
     def prepare(self, forward: Forward, ids: Sequence[int]) -> ReplayState:
-        """The state of a sequence before the first layer, recorded in a pass of the model in which
-        the layers do nothing."""
-        calls: list[LayerCall] = []
+        """The state of a sequence before the first layer, from a pass in which layers do
+        nothing."""
+        calls: list[Call] = []
         hidden: Tensor | None = None
 
-        def stand_in(index: int) -> Callable[..., Any]:
-            def passed(*args: Any, **kwargs: Any) -> Any:
-                nonlocal hidden
-                given, call = _split(args, kwargs)
-                if index != len(calls) or (hidden is not None and given is not hidden):
-                    raise Entangled
-                hidden = given
-                calls.append(call)
-                return (given, *[None] * (self.widths[index] - 1)) if self.widths[index] else given
+        def passed(index: int, given: Tensor, call: Call) -> Tensor:
+            nonlocal hidden
+            if index != len(calls) or (hidden is not None and given is not hidden):
+                raise Entangled
+            hidden = given
+            calls.append(call)
+            return given
 
-            return passed
-
-        with _replaced(self.layers, stand_in):
+        with self._replaced(passed):
             forward(ids)
         if hidden is None or len(calls) != len(self.layers):
             raise Entangled
         return ReplayState(hidden, calls)
 
     def finish(self, whole: Callable[[], Result], state: ReplayState) -> Result:
-        """The output of `whole`, a pass of the whole model over the sequence of `state`, which is
-        after the last layer. No layer runs again: each returns the hidden states that are already
-        known."""
+        """The output of `whole`, a pass of the model over the sequence of `state`, which is after
+        the last layer. No layer runs again."""
+        last = len(self.layers) - 1
+        with self._replaced(lambda index, given, call: state.hidden if index == last else given):
+            return whole()
+
+    @contextmanager
+    def _replaced(self, passed: Callable[[int, Tensor, Call], Tensor]) -> Iterator[None]:
+        """Layers return what `passed` makes of their hidden states; their hooks and attributes
+        stay."""
 
         def stand_in(index: int) -> Callable[..., Any]:
-            def passed(*args: Any, **kwargs: Any) -> Any:
-                given = state.hidden if index == len(self.layers) - 1 else _split(args, kwargs)[0]
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                given = passed(index, *_split(args, kwargs))
                 return (given, *[None] * (self.widths[index] - 1)) if self.widths[index] else given
 
-            return passed
+            return forward
 
-        with _replaced(self.layers, stand_in):
-            return whole()
+        own = [vars(layer).get("forward") for layer in self.layers]
+        try:
+            for index, layer in enumerate(self.layers):
+                layer.forward = stand_in(index)
+            yield
+        finally:
+            for layer, forward in zip(self.layers, own, strict=True):
+                vars(layer).pop("forward", None)
+                if forward is not None:
+                    layer.forward = forward
 
 
 def plan_replay(
     model: nn.Module, num_layers: int, ids: Sequence[int], *, forward: Forward, outline: Forward
 ) -> ReplayPlan | None:
     """Find the layers of `model` and prove, with the first tokens of any sequence `ids`, that they
-    can run one after the other; `None` when layers exchange more than hidden states, or nothing
-    that looks like them was found. `forward` is one pass of the whole model, and is called once."""
+    can run one after the other; `None` where they cannot. `forward` is one pass of the whole
+    model."""
     probe = ids[:PROBE_TOKENS]
-    other = [0 if any(probe) else 1] * len(
-        probe
-    )  # what a layer keeps for the next one would be of this sequence
+    # what a layer keeps for the next one would be of this sequence
+    other = [0 if any(probe) else 1] * len(probe)
     for layers, returned in _outputs(list(find_stacks(model, num_layers)), forward, probe):
         if len(returned) != len(layers):
             continue  # a stack of something else
         try:
             last = _hidden(returned[-1])
             widths = tuple(len(one) if isinstance(one, tuple) else 0 for one in returned)
-            plan = ReplayPlan(
-                layers, widths, last.shape[-1] * last.element_size(), last.element_size()
-            )
+            size = last.element_size()
+            plan = ReplayPlan(layers, widths, last.shape[-1] * size, size)
             states = [plan.prepare(outline, tokens) for tokens in (probe, other)]
             for index, layer in enumerate(layers):
                 for state in states:
@@ -185,8 +173,7 @@ def find_stacks(model: nn.Module, length: int) -> Iterator[nn.ModuleList]:
 def _outputs(
     stacks: Sequence[nn.ModuleList], forward: Forward, ids: Sequence[int]
 ) -> list[tuple[nn.ModuleList, list[Any]]]:
-    """What each layer returns in a pass of the whole model; shorter than the stack when the layers
-    do not run once each and in order."""
+    """What each layer returns in a pass; shorter where layers do not run once each and in order."""
     found: list[tuple[nn.ModuleList, list[Any]]] = [(layers, []) for layers in stacks]
 
     def keep(returned: list[Any], index: int) -> Callable[[nn.Module, Any, Any], None]:
@@ -207,31 +194,13 @@ def _outputs(
     return found
 
 
-@contextmanager
-def _replaced(
-    layers: Sequence[nn.Module], stand_in: Callable[[int], Callable[..., Any]]
-) -> Iterator[None]:
-    """Other `forward` functions for a while; hooks and attributes of the layers stay."""
-    own = [vars(layer).get("forward") for layer in layers]
-    try:
-        for index, layer in enumerate(layers):
-            layer.forward = stand_in(index)
-        yield
-    finally:
-        for layer, forward in zip(layers, own, strict=True):
-            vars(layer).pop("forward", None)
-            if forward is not None:
-                layer.forward = forward
-
-
-def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, LayerCall]:
-    """Split the arguments of a layer into hidden states and the rest."""
-    positional = bool(args)
-    rest = {name: value for name, value in kwargs.items() if positional or name != HIDDEN}
-    hidden = args[0] if positional else kwargs.get(HIDDEN)
+def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Call]:
+    """The hidden states in the arguments of a layer, and the arguments without them."""
+    hidden = args[0] if args else kwargs.get(HIDDEN)
+    rest = kwargs if args else {name: value for name, value in kwargs.items() if name != HIDDEN}
     if not isinstance(hidden, Tensor) or not all(map(_harmless, (*args[1:], *rest.values()))):
         raise Entangled
-    return hidden, LayerCall(positional, args[1:], rest)
+    return hidden, ((HIDDEN, *args[1:]) if args else (), rest)
 
 
 def _harmless(value: Any) -> bool:
@@ -241,7 +210,6 @@ def _harmless(value: Any) -> bool:
 
 
 def _hidden(output: Any) -> Tensor:
-    """The hidden states in the result of a layer."""
     first, *rest = output if isinstance(output, tuple) and output else (output,)
     if not isinstance(first, Tensor) or any(one is not None for one in rest):
         raise Entangled
@@ -251,11 +219,8 @@ def _hidden(output: Any) -> Tensor:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, (tuple, list)):
-        for one in value:
+    elif isinstance(value, (tuple, list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
             yield from _tensors(one)
 
 
@@ -265,17 +230,8 @@ def run_by_layer(
     sequences: Sequence[Tensor],
     last: Callable[[int], Any] | None = None,
 ) -> Iterator[Any]:
-    """Run every sequence, all of them through one layer before the next.
-
-    Args:
-        model: of transformers; whatever routes its attention sees the calls in the order of layers.
-        sequences: token ids, `[T]` each.
-        last: index of a sequence -> one pass of the whole model over it, whose result is wanted;
-            `None` for the passes themselves.
-
-    Yields:
-        What `last` returns, in order; nothing without it.
-    """
+    """Run every sequence of token ids `[T]`, all of them through one layer before the next. `last`
+    is one pass of the whole model over a sequence, by its index, whose result is yielded."""
     plan = known_plan(model, num_layers, sequences[0])
     try:
         if plan is None:
@@ -296,7 +252,7 @@ def run_by_layer(
 
 
 def known_plan(model: Any, num_layers: int, ids: Tensor) -> ReplayPlan | None:
-    """See `layer_replay.plan_replay`; a plan is made once per model."""
+    """See `plan_replay`; a plan is made once per model."""
     if model not in _PLANS:
 
         def decode(probe: Sequence[int]) -> None:
@@ -307,7 +263,6 @@ def known_plan(model: Any, num_layers: int, ids: Tensor) -> ReplayPlan | None:
 
 
 def remember_plan(model: Any, plan: ReplayPlan | None) -> None:
-    """Store the plan of `model` that a caller has already made; `None` means that there is none."""
     _PLANS[model] = plan
 
 

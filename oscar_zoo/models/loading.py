@@ -32,24 +32,16 @@ from oscar_zoo.models import checkpoint, weight_files
 from oscar_zoo.models.attention import EXACT
 from oscar_zoo.models.memory import FreeMemory, Workload, free_memory
 from oscar_zoo.models.model_source import outline
-from oscar_zoo.models.placement import PlacementRequest, place_model
+from oscar_zoo.models.placement import place_model
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal language model in memory.
-
-    Attributes:
-        model: the `transformers` model, in evaluation mode.
-        tokenizer: its tokenizer.
-        block: the model block of a manifest.
-        dtype: of its weights as loaded, such as `bfloat16`.
-        streamed: every decoder layer is read from its file when it runs. Run many sequences through
-            one layer before the next, because each run of a layer reads it again.
-        notes: remarks for the user about how it was loaded.
-    """
+    """A causal language model in memory, in evaluation mode. Where it is `streamed`, every decoder
+    layer is read from its file when it runs, so run many sequences through one layer before the
+    next. `notes` are remarks for the user."""
 
     model: Any
     tokenizer: Any
@@ -69,7 +61,6 @@ class LoadedModel:
 
     @property
     def spread(self) -> bool:
-        """Whether its layers are on several devices."""
         return len(set(getattr(self.model, "hf_device_map", {}).values())) > 1
 
 
@@ -84,17 +75,11 @@ def load_model(
     workload: Workload | None = None,
     free: FreeMemory = free_memory,
 ) -> LoadedModel:
-    """Load weights and tokenizer; arguments as for `inspect_model`.
-
-    Args:
-        dtype: of the weights in memory. `auto` keeps the stored type, and bfloat16 for float8.
-        device: a torch device that holds the whole model. `auto` fills all GPUs first and then
-            main memory.
-        stream: read each decoder layer from its file when it runs. `None` does so only when the
-            model does not fit otherwise.
-        workload: the sequences that will run; they take memory beside the weights.
-        free: returns the free memory of a device.
-    """
+    """Load weights and tokenizer; arguments as for `inspect_model`. `dtype` `auto` keeps the stored
+    type, and bfloat16 for float8; `device` `auto` fills all GPUs first and then main memory;
+    without `stream`, layers are read one by one only where the model does not fit otherwise; the
+    sequences of `workload` take memory beside the weights, of which `free` says how much a device
+    has."""
     read = read_model_config(path_or_id, revision, model_id)
     config, block = read.parsed, read.block
     blocks = float8_block(config, block.id)
@@ -105,16 +90,23 @@ def load_model(
     stored = checkpoint.open_weights(folder or _fetch_weights(where, source), block=blocks)
     tokenizer = load_tokenizer(path_or_id, revision=block.revision or revision)
     model = _build(where, block.id, config, stored, dtype)
-    wish = PlacementRequest(device, stream, workload or Workload(), free)
-    streamed, notes = place_model(model, block.id, block.num_layers, wish)
+    streamed, notes = place_model(
+        model,
+        block.id,
+        block.num_layers,
+        device=device,
+        stream=stream,
+        workload=workload or Workload(),
+        free=free,
+    )
     kind = str(model.dtype).removeprefix("torch.")
     return LoadedModel(model.eval(), tokenizer, block, kind, streamed, notes)
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse a folder whose weights are not those of its `config.json`: the very check of
-    `load_model`, from headers alone. What transformers does not run, or is quantized in a way that
-    is not read here, passes: an engine may know more."""
+    """Refuse a folder whose weights are not those of its `config.json`, from headers alone. What
+    transformers does not run, or is quantized in a way that is not read here, passes: an engine may
+    know more."""
     where, read = str(folder), read_model_config(str(folder), None, None)
     try:
         blocks = float8_block(read.parsed, read.block.id)
@@ -125,7 +117,6 @@ def check_weights(folder: Path) -> None:
 
 
 def load_tokenizer(path_or_id: str, *, revision: str | None = None) -> Any:
-    """Load the tokenizer alone; arguments as for `inspect_model`."""
     where, source = source_options(path_or_id, revision)
     try:
         folder = local_folder(path_or_id)
@@ -189,14 +180,10 @@ def _build(
         raise unusable(where, "its weights", error) from None
     if mismatched := sorted(report["mismatched_keys"]):
         name, stored, wanted = mismatched[0]
-        raise InvalidModel(
-            f"the weights of {where} do not fit its config.json: "
-            f"{name} has shape {list(stored)}, the configuration wants {list(wanted)}.",
-            hint="the two files belong to different models; download both again",
-        )
+        said = f"{name} has shape {list(stored)}, the configuration wants {list(wanted)}"
+        message = f"the weights of {where} do not fit its config.json: {said}."
+        raise InvalidModel(message, hint="they belong to different models; download both again")
     if missing := sorted(report["missing_keys"]):
-        raise InvalidModel(
-            f"the weights of {where} lack {len(missing)} tensors, the first is {missing[0]}.",
-            hint="the checkpoint is incomplete; download it again",
-        )
+        message = f"the weights of {where} lack {len(missing)} tensors, the first is {missing[0]}."
+        raise InvalidModel(message, hint="the checkpoint is incomplete; download it again")
     return model

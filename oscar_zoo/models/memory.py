@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine, UsageError
+from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine
 from oscar_zoo.models.geometry import layer_config, number
-from oscar_zoo.models.hardware import NAMES, available_ram, resident_set
+from oscar_zoo.models.hardware import available_ram, parse_device, resident_set
 
 FreeMemory = Callable[[torch.device], int]
 """Device -> bytes that this process can still use there."""
@@ -23,21 +23,14 @@ FreeMemory = Callable[[torch.device], int]
 AUTO = "auto"
 """All GPUs, then main memory; for engines that can spread a model over them."""
 
-
 RESERVE = 1 << 28
 """Bytes of a GPU for the context and the workspaces of its libraries."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that running a model takes.
-
-    Attributes:
-        weights: all of them, in the type they get in memory.
-        resident: the part of `weights` outside the decoder layers.
-        layer: of the largest decoder layer; 0 when layers were not found.
-        work: activations, sums and rows.
-    """
+    """Bytes that running a model takes: all `weights`, those outside the decoder layers, the
+    largest layer (0 when layers were not found), and activations, sums and rows."""
 
     weights: int
     resident: int
@@ -45,7 +38,6 @@ class Need:
     work: int
 
     def whole(self) -> int:
-        """Bytes with all weights on the device."""
         return self.weights + self.work
 
     def streamed(self, device: torch.device) -> int:
@@ -55,25 +47,23 @@ class Need:
 
 @dataclass(frozen=True)
 class Workload:
-    """The sequences that will run: tokens of the longest one, and `tokens` of all sequences of a
-    calibration, held between layers; 0 when only tasks are measured."""
+    """The sequences that will run: tokens of the longest one, and of all of a calibration."""
 
     longest: int = 0
     tokens: int = 0
 
 
 def work_bytes(config: Any, workload: Workload, itemsize: int) -> int:
-    """Memory for everything except the weights, in bytes, about: the activations of one sequence,
-    the hidden states and one layer's rows of all sequences, logits, and float64 sums."""
+    """Bytes for everything except the weights, about: the activations of one sequence, the hidden
+    states and one layer's rows of all sequences, logits, and float64 sums."""
     layers = number(config, "num_hidden_layers")
     last = layer_config(config, layers - 1)
     hidden, heads = number(config, "hidden_size"), max(1, number(config, "num_attention_heads"))
     width = number(last, "head_dim") or hidden // heads
     kv_heads = number(last, "num_key_value_heads") or heads
-    inner = max(
-        number(config, "intermediate_size"),
-        number(config, "moe_intermediate_size") * max(1, number(config, "num_experts_per_tok")),
-    )
+    picked = max(1, number(config, "num_experts_per_tok"))
+    of_experts = number(config, "moe_intermediate_size") * picked
+    inner = max(number(config, "intermediate_size"), of_experts)
     one = 6 * hidden + 3 * inner + 4 * heads * width + 4 * kv_heads * width
     logits = workload.longest * number(config, "vocab_size") * (itemsize + 4)
     rows = workload.tokens * (hidden + 2 * kv_heads * width) * itemsize
@@ -104,20 +94,14 @@ def memory_errors(
             raise
         used = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_set()
         need = used + max(_requested(text), 1 << 20)
-        raise NotEnoughMemory.for_model(
-            model,
-            need,
-            str(device),
-            min(used + free(device), need),  # more is free in pieces that are too small
-            hint=(
-                "use shorter sequences (--seq-len), --stream-weights, --dtype bfloat16 or another"
-                " device"
-            ),
-        ) from None
+        room = min(used + free(device), need)  # more is free in pieces that are too small
+        hint = (
+            "use shorter sequences (--seq-len), --stream-weights, --dtype bfloat16 or more memory"
+        )
+        raise NotEnoughMemory.for_model(model, need, str(device), room, hint=hint) from None
 
 
 def _requested(text: str) -> int:
-    """Bytes of the allocation that failed, out of torch's message."""
     plain = re.search(r"tried to allocate (\d+) bytes", text)
     if plain:
         return int(plain[1])
@@ -126,12 +110,10 @@ def _requested(text: str) -> int:
 
 
 def default_device() -> str:
-    """`cuda` when torch sees a GPU, else `cpu`."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def pick_device(wanted: str | None, *, several: bool = False) -> str:
-    """The torch device to run on: `wanted` if it is given, else the first GPU, else the CPU."""
     if wanted is None:
         return default_device()
     check_device(wanted, several=several)
@@ -145,16 +127,9 @@ def hardware_name(device: torch.device | str) -> str:
 
 
 def check_device(name: str, *, several: bool = False) -> None:
-    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there."""
     if several and name == AUTO:
         return
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"{name!r} is not a device.", hint=NAMES) from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {name} is not supported.", hint=NAMES)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UnsupportedMachine(
-            f"there is no device {name} here.", hint="use cpu, or a torch build that sees the GPU"
-        )
+    kind, index = parse_device(name)
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        hint = "use cpu, or a torch build that sees the GPU"
+        raise UnsupportedMachine(f"there is no device {name} here.", hint=hint)

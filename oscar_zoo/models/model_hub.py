@@ -30,8 +30,8 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def unreachable() -> str | None:
-    """Why Hugging Face cannot be reached, in a few words, or `None` when it can be; also without an
-    attempt in offline mode and where a proxy makes the connections."""
+    """Why Hugging Face cannot be reached, in a few words, or `None` when it can be, or need not
+    be."""
     if _offline() or getproxies().keys() & {"http", "https", "all"}:
         return None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # else every further try is a line
@@ -43,28 +43,23 @@ def check_fetchable(source: str, revision: str | None = None) -> None:
     if is_here(source, revision):
         return
     if _offline():
-        raise NetworkError(
-            f"{source} is not on this machine, and offline mode asks no hub.",
-            hint=f"{go_online()}, or give a local folder",
-        )
+        message = f"{source} is not on this machine, and offline mode asks no hub."
+        raise NetworkError(message, hint=f"{go_online()}, or give a local folder")
     trouble = unreachable()
     if trouble is not None:
         raise incomplete(source, trouble)
 
 
 def incomplete(source: str, trouble: str) -> NetworkError:
-    """The error for a model of which a part would have to be fetched."""
-    return NetworkError(
-        f"{source} is not complete on this machine, and Hugging Face cannot be reached: {trouble}.",
-        hint="check the network, or give a local folder",
-    )
+    why = f"and Hugging Face cannot be reached: {trouble}"
+    hint = "check the network, or give a local folder"
+    return NetworkError(f"{source} is not complete on this machine, {why}.", hint=hint)
 
 
 @contextmanager
 def without_retries() -> Iterator[str | None]:
     """Let the client of Hugging Face find only what is on this machine while the body runs, where
-    `unreachable`; else it would try again and again, with a line for every try. Gives the answer of
-    `unreachable`."""
+    `unreachable`, whose answer it gives; else it would try again and again."""
     trouble = unreachable()
     if trouble is None:
         yield None
@@ -84,14 +79,12 @@ def search_limits() -> dict[str, bool]:
 
 
 def is_here(source: str, revision: str | None = None) -> bool:
-    """Whether the model `source` is a folder, or at least part of it is in the cache of Hugging
-    Face's client."""
+    """Whether the model is a folder, or at least part of it is in the cache of the client."""
     return Path(source).is_dir() or kept_config(source, revision) is not None
 
 
 def kept_config(source: str, revision: str | None = None) -> Path | None:
-    """The folder in the cache of Hugging Face's client that holds the `config.json` of the model
-    `source`, or `None`; no hub is asked."""
+    """The folder in the cache of the client that holds the `config.json`; no hub is asked."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -107,8 +100,8 @@ def _offline() -> bool:
 
 @cache
 def _connect(endpoint: str) -> str | None:
-    """Try once to connect, name resolution included; a resolver may take much longer than a
-    connection, so the attempt runs in a thread that nobody waits for."""
+    """Try once, name resolution included; a resolver may take much longer than a connection, so the
+    attempt runs in a thread that nobody waits for."""
     patience = _patience()
     answers: queue.Queue[str | None] = queue.Queue()
     threading.Thread(
@@ -137,8 +130,6 @@ def _attempt(endpoint: str, patience: float) -> str | None:
 
 
 def _patience() -> float:
-    """Seconds for connecting: `SECONDS`, or more where the user gives the client of Hugging Face
-    more."""
     try:
         return max(SECONDS, float(os.environ.get("HF_HUB_ETAG_TIMEOUT", "")))
     except ValueError:

@@ -34,10 +34,11 @@ from oscar_zoo.models import (
 )
 from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
 from oscar_zoo.models.geometry import (
+    STOCK,
+    experts,
     model_block,
     refuse_misread,
     refuse_other_caches,
-    written_by_newer,
 )
 
 try:
@@ -55,17 +56,14 @@ try:
 except ImportError as error:
     raise MissingDependency.for_extra(error.name or "transformers", "compute") from error
 
-
 dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # it never asks whether code of a model may run
-
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 """What a file of transformers imports when its attention can be watched and replaced."""
 
 
 def local_folder(path_or_id: str) -> Path | None:
-    """The local folder that `path_or_id` names, or `None` for a Hugging Face id: a text of the form
-    `org/name`, where no such folder exists."""
+    """The local folder that `path_or_id` names, or `None` for a Hugging Face id `org/name`."""
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -83,20 +81,14 @@ def source_options(path_or_id: str, revision: str | None) -> tuple[str, dict[str
     folder = local_folder(path_or_id)
     if folder is not None:
         return str(folder), {"trust_remote_code": False, "local_files_only": True}
-    return path_or_id, {
-        "trust_remote_code": False,
-        "revision": revision or "main",
-        **model_hub.search_limits(),
-    }
+    limits = {"revision": revision or "main", **model_hub.search_limits()}
+    return path_or_id, {"trust_remote_code": False, **limits}
 
 
 @contextmanager
 def silent_transformers() -> Iterator[None]:
-    """Stop transformers from printing progress bars and warnings; failures become our errors."""
-    bars, level = (
-        transformers_logging.is_progress_bar_enabled(),
-        transformers_logging.get_verbosity(),
-    )
+    bars = transformers_logging.is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
@@ -108,7 +100,6 @@ def silent_transformers() -> Iterator[None]:
 
 
 def unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkError:
-    """The error to raise when `what` of the model `where` could not be read because of `error`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
         type(error).__name__
     ]
@@ -128,8 +119,7 @@ def unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkE
 def unread_config(
     where: str, folder: Path | None, model_id: str, error: Exception
 ) -> OscarZooError:
-    """The error to raise when the `config.json` of the model `where` could not be read because of
-    `error`; `folder` has the file, if it was found."""
+    """The error for a `config.json` that could not be read; `folder` has it, if it was found."""
     told = unusable(where, "its config.json", error)
     if folder is None:
         return told
@@ -138,26 +128,16 @@ def unread_config(
     if isinstance(kind, str) and kind not in CONFIG_MAPPING:
         # a reason that holds for every release, if there is one
         refuse_other_caches(written, written.get_text_config(), model_id)
-        return UnsupportedModel(
-            f"{model_id} ({kind}) is of a model type that transformers {transformers.__version__}"
-            " does not have, and code that ships with a model is never run.",
-            hint="serve it with SGLang alone, without an INT2 cache",
-        )
-    newer = written_by_newer(written)
-    if newer is None:
-        return told
-    return InvalidModel(told.message, hint=f"transformers {newer} wrote it: update transformers")
+        absent = f"is of a model type that transformers {transformers.__version__} does not have"
+        message = f"{model_id} ({kind}) {absent}, and code that ships with a model is never run."
+        return UnsupportedModel(message, hint=STOCK)
+    return told
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The configuration of a model, read once.
-
-    Attributes:
-        parsed: as transformers reads it.
-        block: its description.
-        folder: where the `config.json` lies.
-    """
+    """The configuration of a model, read once: as transformers reads it, its description, and where
+    the `config.json` lies."""
 
     parsed: Any
     block: ModelBlock
@@ -179,7 +159,6 @@ def inspect_model(
 
 
 def read_model_config(path_or_id: str, revision: str | None, model_id: str | None) -> ModelConfig:
-    """The configuration of a model; as `inspect_model`."""
     folder = local_folder(path_or_id)
     source: dict[str, Any] = {"local_files_only": True}
     if folder is None:
@@ -211,8 +190,8 @@ def read_model_config(path_or_id: str, revision: str | None, model_id: str | Non
 
 
 def outline(config: Any, model_id: str) -> Any:
-    """The model with unread weights on the device in force; call it with `meta`. Models with images
-    are those of text and image together, and get text only."""
+    """The model with unread weights; call it with the device `meta`. Models with images are those
+    of text and image together, and get text only."""
     kind = type(config)
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if kind in auto._model_mapping:
@@ -221,20 +200,16 @@ def outline(config: Any, model_id: str) -> Any:
             model = auto.from_config(config, trust_remote_code=False, attn_implementation=None)
             _check_attention(model, model_id)
             return model
-    raise UnsupportedModel(
-        f"transformers runs no language model for {model_id} ({config.model_type}).",
-        hint="choose a model that transformers runs",
-    )
+    message = f"transformers runs no language model for {model_id} ({config.model_type})."
+    raise UnsupportedModel(message, hint="choose a model that transformers runs")
 
 
 def _check_attention(model: Any, model_id: str) -> None:
     files = {type(module).__module__ for module in model.modules()}
     if not any(hasattr(sys.modules.get(file), INTERFACE) for file in files):
-        raise UnsupportedModel(
-            f"{model_id} ({type(model).__name__}) computes attention in code of its own, which"
-            " nothing can watch.",
-            hint="choose a model that transformers runs through its attention interface",
-        )
+        own = "computes attention in code of its own, which nothing can watch"
+        hint = "choose a model that transformers runs through its attention interface"
+        raise UnsupportedModel(f"{model_id} ({type(model).__name__}) {own}.", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -252,21 +227,17 @@ class ModelSize:
 
 
 def model_size(config: Any, model_id: str) -> ModelSize | None:
-    """Count the parameters of the model of a `transformers` configuration, built on the meta
-    device, which takes no memory; `None` when this model class cannot be built that way."""
+    """Parameters of the model of a configuration, all of them and those that one token uses: a
+    token of a mixture of experts uses only some. `None` where the class cannot be built."""
     try:
         with torch.device("meta"), silent_transformers():
             model = outline(config, model_id)
     except Exception:  # the size is only information; loading the model reports what is wrong
         return None
     text = config.get_text_config(decoder=True)
-    counts = (
-        getattr(text, name, None)
-        for name in ("num_experts", "num_local_experts", "n_routed_experts")
-    )
     # a token uses `share` of the `number` experts; a dense model counts as one expert of one
     share = getattr(text, "num_experts_per_tok", None) or 1
-    number = next((count for count in counts if count), share)
+    number = experts(text) or share
     sizes = [
         (parameter.numel(), ".experts." in name) for name, parameter in model.named_parameters()
     ]

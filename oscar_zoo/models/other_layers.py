@@ -20,6 +20,7 @@ from oscar_zoo.models.geometry import (
     MIXED,
     full_kinds,
     layer_config,
+    layer_count,
     layer_kinds,
     number,
     sliding_window,
@@ -33,18 +34,13 @@ _SLIDING = ("sliding_attention", "swa", "sliding")
 BOTH = ("falcon_h1",)
 """Model types whose layers each have a state beside their attention."""
 
-
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 """What a `config.json` calls the number of such layers. That of Qwen3-Next does not say it."""
-_BEHIND = "model.layers.{layers}.eh_proj."
-_APART = "mtp.fc."
 PROJECTIONS = {
-    "glm4_moe": _BEHIND,
-    "qwen3_5": _APART,
-    "qwen3_5_moe": _APART,
-    "qwen3_5_moe_text": _APART,
-    "qwen3_5_text": _APART,
-    "qwen3_next": _APART,
+    "glm4_moe": "model.layers.{layers}.eh_proj.",
+    **dict.fromkeys(
+        "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next".split(), "mtp.fc."
+    ),
 }
 """Model types whose layer SGLang drafts with, and how the names of the weights begin that join a
 token and the hidden state before it. `layers` is the number of other layers, which come first."""
@@ -58,16 +54,9 @@ NEED_COUNT = ("glm4_moe",)
 
 @dataclass(frozen=True)
 class OtherLayers:
-    """Memory of the layers without full attention, over all GPUs; none of it is in INT2.
-
-    Attributes:
-        state: bytes of the states that a running request keeps; `None` where nobody knows them.
-        window: tokens that the layers with a sliding window keep of a request; `None` where nobody
-            knows how many.
-        layers: with such a window.
-        num_kv_heads: of such a layer.
-        dims: channels of a row of K and of a row of V together, in such a layer.
-    """
+    """Memory of the layers without full attention, over all GPUs; none of it is in INT2: bytes of
+    the states of a running request, and tokens that `layers` with a sliding window keep of it,
+    `None` where nobody knows; `dims` are channels of a row of K and of V together."""
 
     state: int | None = 0
     window: int | None = 0
@@ -77,16 +66,14 @@ class OtherLayers:
 
     @property
     def known(self) -> bool:
-        """Whether all of it is known."""
         return self.state is not None and self.window is not None
 
 
 def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLayers | None:
-    """What the layers outside `attention_layers` keep; `None` where the file does not say enough,
-    or names layers that are not known here."""
+    """What the layers outside `attention_layers` keep; `None` where the file does not say it."""
     text = config.get_text_config()
     kinds = layer_kinds(text)
-    total = len(kinds) if kinds else number(text, "num_hidden_layers")
+    total = layer_count(text)
     rest = sorted(set(range(total)) - set(attention_layers))
     both = _state(text)  # Falcon-H1: a state beside the attention of the same layer
     if not rest:
@@ -114,8 +101,7 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
 
 
 def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"] | None:
-    """What the layers without full attention keep; `None` where they keep nothing. `text` is the
-    configuration of the language model, or something else with its `model_type`."""
+    """What the layers without full attention keep, if anything; `text` has the `model_type`."""
     kind = getattr(text, "model_type", None)
     if len(geometry.attention_layers) == geometry.num_layers:
         return "states" if kind in BOTH else None
@@ -123,36 +109,20 @@ def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"
 
 
 def _has_state(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
-    """Whether a layer is no multilayer perceptron alone, as some layers of Nemotron-H are."""
     if kinds is None or kinds[layer] in full_kinds(text):
         return True
     return kinds[layer] not in ("-", "E", "mlp", "moe")
 
 
 def _state(text: Any) -> int | None:
-    """Bytes of the state of one layer; `None` where the file does not describe it."""
     shape = state_shape(text)
     dtype = str(getattr(text, "mamba_ssm_dtype", None) or "float32")
-    return None if shape is None else 2 * shape.conv + _BYTES.get(dtype, 4) * shape.state
+    return None if shape is None else 2 * shape[1] + _BYTES.get(dtype, 4) * shape[2]
 
 
-@dataclass(frozen=True)
-class StateShape:
-    """Numbers of one layer that has a state.
-
-    Attributes:
-        matrices: in its matrices; 0 where they are not known here.
-        conv: in the inputs that its convolution keeps.
-        state: in its state.
-    """
-
-    matrices: int
-    conv: int
-    state: int
-
-
-def state_shape(text: Any) -> StateShape | None:
-    """The shape by the keys that a file of some kind has; `None` where it has none of them."""
+def state_shape(text: Any) -> tuple[int, int, int] | None:
+    """Numbers of one layer that has a state: in its matrices (0 where they are not known here), in
+    the inputs of its convolution, and in the state."""
 
     def of(name: str) -> int:
         return number(text, name)
@@ -164,38 +134,32 @@ def state_shape(text: Any) -> StateShape | None:
         keys = of("linear_num_key_heads") * width
         kept = max(0, of("linear_conv_kernel_dim") - 1)
         matrices = hidden * (2 * keys + 3 * values + 2 * heads)
-        return StateShape(matrices, (2 * keys + values) * kept, values * width)
+        return (matrices, (2 * keys + values) * kept, values * width)
     if heads := of("mamba_num_heads"):  # Nemotron-H
         inner, size = heads * of("mamba_head_dim"), of("ssm_state_size")
         inputs = inner + 2 * of("n_groups") * size
-        return StateShape(0, inputs * max(0, of("conv_kernel") - 1), inner * size)
+        return (0, inputs * max(0, of("conv_kernel") - 1), inner * size)
     if heads := of("mamba_n_heads"):
         # Falcon-H1, Granite 4: inputs, a gate, what the states read, a step per head; output
         inner, size = heads * of("mamba_d_head"), of("mamba_d_state")
         read, kept = 2 * of("mamba_n_groups") * size, max(0, of("mamba_d_conv") - 1)
-        return StateShape(hidden * (3 * inner + read + heads), (inner + read) * kept, inner * size)
+        return (hidden * (3 * inner + read + heads), (inner + read) * kept, inner * size)
     if of("conv_L_cache"):  # LFM2 has no state beside the inputs of its convolutions
-        return StateShape(0, hidden * max(0, of("conv_L_cache") - 1), 0)
+        return (0, hidden * max(0, of("conv_L_cache") - 1), 0)
     return None
 
 
 @dataclass(frozen=True)
 class MtpLayers:
-    """Whether drafts can come from a layer of the model.
-
-    Attributes:
-        state: `known` that they can, `said` by a `config.json` without the weights, `missing`, or
-            `unknown`: SGLang may find one.
-        why: a clause about the model that says why or why not.
-    """
+    """Whether drafts can come from a layer of the model, and why, as a clause about it: `known`
+    that they can, `said` by a `config.json` without the weights, `missing`, or `unknown`."""
 
     state: Literal["known", "said", "missing", "unknown"]
     why: str
 
 
 def mtp_layers(config: ConfigFile, names: Collection[str] | None) -> MtpLayers:
-    """Look for such layers; `names` are those of all weights, or `None` where they are not
-    known."""
+    """Look for such layers; `names` are those of all weights, where they are known."""
     text = config.get_text_config()
     kind, said = str(getattr(config, "model_type", None)), _said(config) or _said(text)
     begin = PROJECTIONS.get(kind)

@@ -33,74 +33,69 @@ READERS = 4
 Fetched = dict[CheckpointFile, tuple[Tensor, ...]]
 
 
-@dataclass(frozen=True)
-class PlacementRequest:
-    """Where the caller wants a model.
-
-    Attributes:
-        device: a torch device, or `auto`.
-        stream: weights layer by layer from their files; `None` when the model does not fit
-            otherwise.
-        workload: the sequences that will run.
-        free: how much memory a device has.
-    """
-
-    device: str
-    stream: bool | None
-    workload: Workload
-    free: FreeMemory
-
-
 def place_model(
-    model: Any, name: str, num_layers: int, wish: PlacementRequest
+    model: Any,
+    name: str,
+    num_layers: int,
+    *,
+    device: str,
+    stream: bool | None,
+    workload: Workload,
+    free: FreeMemory,
 ) -> tuple[bool, tuple[str, ...]]:
-    """Read the weights of `model` to where they run; tells whether layers are read when they run,
-    and remarks for the user."""
+    """Read the weights of `model` to where they run: a torch device or `auto`, and layer by layer
+    where the caller wants to `stream`, or leaves it open and nothing else fits. Tells whether
+    layers are read when they run, and remarks for the user."""
     layers = decoder_layers(model, num_layers)
-    need = need_of(model, layers, wish.workload)
+    need = need_of(model, layers, workload)
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    if wish.device == AUTO and not wish.stream and gpus:
-        room_of = {gpu.index: max(0, wish.free(gpu) - need.work) for gpu in gpus}
-        device_map = spread(model, {**room_of, "cpu": wish.free(torch.device("cpu"))})
+    if device == AUTO and not stream and gpus:
+        room_of = {gpu.index: max(0, free(gpu) - need.work) for gpu in gpus}
+        device_map = spread(model, {**room_of, "cpu": free(torch.device("cpu"))})
         if "disk" not in device_map.values():
-            with memory_errors(name, gpus[0], wish.free):
+            with memory_errors(name, gpus[0], free):
                 place(model, device_map)
             return False, ()
-    device = torch.device(default_device() if wish.device == AUTO else wish.device)
-    room = wish.free(device)
-    fits, streams = need.whole() <= room, bool(layers) and need.streamed(device) <= room
-    stream = wish.stream if wish.stream is not None else not fits and streams
+    where = torch.device(default_device() if device == AUTO else device)
+    room = free(where)
+    fits, streams = need.whole() <= room, bool(layers) and need.streamed(where) <= room
+    wanted, stream = stream, stream if stream is not None else not fits and streams
     if stream and not layers:
-        raise UnsupportedModel(
-            f"the decoder layers of {name} were not found.", hint="run it without --stream-weights"
-        )
+        message = f"the decoder layers of {name} were not found."
+        raise UnsupportedModel(message, hint="run it without --stream-weights")
     if not (streams if stream else fits):
-        wanted = need.streamed(device) if stream else need.whole()
-        hint = _what_works(model, need, device, wish)
-        raise NotEnoughMemory.for_model(name, wanted, str(device), room, hint=hint)
-    with memory_errors(name, device, wish.free):
+        steps = []
+        together = sum(max(0, free(gpu) - need.work) for gpu in gpus)
+        if where.type == "cuda" and len(gpus) > 1 and device != AUTO and together > need.weights:
+            steps.append(f"--device auto ({len(gpus)} GPUs)")
+        if need.streamed(where) <= room and not wanted:
+            steps.append("--stream-weights")
+        if model.dtype.itemsize > 2:
+            steps.append("--dtype bfloat16")
+        if need.work > need.weights:
+            steps.append("fewer tokens (--calib-tokens, --seq-len)")
+        hint = f"use {', or '.join([*steps, 'a device with more memory'])}"
+        size = need.streamed(where) if stream else need.whole()
+        raise NotEnoughMemory.for_model(name, size, str(where), room, hint=hint)
+    with memory_errors(name, where, free):
         if not stream:
-            place(model, {"": device})
+            place(model, {"": where})
             return False, ()
-        Stream(model, layers, device)
+        Stream(model, layers, where)
     if fits:
         return True, ()
-    short = NotEnoughMemory.for_model(name, need.whole(), str(device), room, hint="").message
-    note = (
-        f"{short.rstrip('.')}: its weights are read layer by layer, once for each cache measured."
-    )
-    return True, (note,)
+    short = NotEnoughMemory.for_model(name, need.whole(), str(where), room, hint="").message
+    done = "its weights are read layer by layer, once for each cache measured"
+    return True, (f"{short.rstrip('.')}: {done}.",)
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> Sequence[nn.Module]:
-    """The layers of the decoder, if there are any: of several lists of that length the one with the
-    most weights."""
+    """Of several lists of that length the one with the most weights."""
     stacks = [list(stack) for stack in find_stacks(model, num_layers)]
     return max(stacks, key=lambda stack: sum(_bytes(slots(layer)) for layer in stack), default=[])
 
 
 def need_of(model: Any, layers: Sequence[nn.Module], workload: Workload) -> Need:
-    """The memory that a model with lazy weights needs; tied weights count once."""
     of_layers = [_bytes(slots(layer)) for layer in layers]
     weights = _bytes(slots(model))
     config = model.config.get_text_config(decoder=True)
@@ -113,34 +108,9 @@ def _bytes(places: Sequence[Slot]) -> int:
     return sum(one.numel() * one.dtype.itemsize for one in unique.values())
 
 
-def _what_works(model: Any, need: Need, device: torch.device, wish: PlacementRequest) -> str:
-    """The hint: the next step that would help."""
-    steps = []
-    gpus = torch.cuda.device_count()
-    together = sum(
-        max(0, wish.free(torch.device("cuda", index)) - need.work) for index in range(gpus)
-    )
-    if device.type == "cuda" and gpus > 1 and wish.device != AUTO and together > need.weights:
-        steps.append(f"--device auto ({gpus} GPUs)")
-    if need.streamed(device) <= wish.free(device) and not wish.stream:
-        steps.append("--stream-weights")
-    if model.dtype.itemsize > 2:
-        steps.append("--dtype bfloat16")
-    if need.work > need.weights:
-        steps.append("fewer tokens (--calib-tokens, --seq-len)")
-    return f"use {', or '.join([*steps, 'a device with more memory'])}"
-
-
 @dataclass(frozen=True)
 class Slot:
-    """A place in a module where a weight belongs.
-
-    Attributes:
-        where: its parameters or its buffers.
-        name: in there.
-        path: of the model.
-        unread: the lazy weight that belongs there.
-    """
+    """A place in a module, `where[name]`, at the `path` in the model, for the weight `unread`."""
 
     where: dict[str, Any]
     name: str
@@ -148,18 +118,14 @@ class Slot:
     unread: LazyTensor
 
     def put(self, tensor: Tensor) -> None:
-        """Store the numbers in this place."""
-        self.where[self.name] = (
-            nn.Parameter(tensor, False) if isinstance(self.unread, nn.Parameter) else tensor
-        )
+        parameter = isinstance(self.unread, nn.Parameter)
+        self.where[self.name] = nn.Parameter(tensor, False) if parameter else tensor
 
     def clear(self) -> None:
-        """Drop the numbers."""
         self.where[self.name] = self.unread
 
 
 def slots(module: nn.Module, prefix: str = "") -> list[Slot]:
-    """All places below `module` whose weights are unread."""
     found = []
     for path, one in module.named_modules(prefix=prefix):
         for where in (one._parameters, one._buffers):
@@ -196,8 +162,8 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def spread(model: Any, max_memory: Mapping[int | str, int]) -> dict[str, Any]:
-    """Decide with accelerate which part of a model belongs on which device: GPUs are filled first,
-    then main memory, then `disk`. `max_memory` is bytes for weights, by GPU number and `cpu`."""
+    """Decide with accelerate which part belongs on which device: GPUs are filled first, then main
+    memory, then `disk`. `max_memory` is bytes for weights, by GPU number and `cpu`."""
     accelerate = _accelerate()
     kept = {"no_split_module_classes": list(getattr(model, "_no_split_modules", None) or ())}
     balanced = accelerate.utils.get_balanced_memory(model, max_memory=dict(max_memory), **kept)
@@ -205,24 +171,19 @@ def spread(model: Any, max_memory: Mapping[int | str, int]) -> dict[str, Any]:
     return found
 
 
-def place(model: Any, device_map: Mapping[str, Any], offload_dir: str | None = None) -> None:
+def place(model: Any, device_map: Mapping[str, Any]) -> None:
     """Read every weight to its device and let accelerate carry activations between them.
-    `device_map` is the path of a module -> GPU number or name of a device, or `disk`; the longest
-    path that fits counts."""
+    `device_map` gives devices of modules; the longest path that fits counts."""
 
     def device_of(path: str) -> torch.device:
-        fits = [
-            name for name in device_map if not name or path == name or path.startswith(f"{name}.")
-        ]
-        device = device_map[max(fits, key=len)]
-        return torch.device("cpu" if device == "disk" else device)
+        fits = (name for name in device_map if not name or f"{path}.".startswith(f"{name}."))
+        return torch.device(device_map[max(fits, key=len)])
 
     settle(slots(model), device_of)
-    devices = set(device_map.values())
-    if len(devices) == 1 and "disk" not in devices:
+    if len(set(device_map.values())) == 1:
         move_buffers(model, device_of(""))
-        return
-    _accelerate().dispatch_model(model, device_map=dict(device_map), offload_dir=offload_dir)
+    else:
+        _accelerate().dispatch_model(model, device_map=dict(device_map))
 
 
 def _accelerate() -> Any:
@@ -264,33 +225,24 @@ class Stream:
             self._coming = after, self._pool.submit(self._fetch, after)
 
     def release(self) -> None:
-        """Free the memory of the layer that is on the device."""
         if self._here is not None:
             for slot in self._slots[self._here]:
                 slot.clear()
         self._here = None
 
     def _put(self, number: int, fetched: Fetched) -> None:
+        def read(stored: CheckpointFile) -> Tensor:
+            return stored.read(self._device, fetched[stored])
+
         with torch.inference_mode(False), torch.no_grad():
             for slot in self._slots[number]:
-                slot.put(
-                    materialize(
-                        slot.unread, lambda stored: stored.read(self._device, fetched[stored])
-                    )
-                )
+                slot.put(materialize(slot.unread, read))
 
     def _fetch(self, number: int) -> Fetched:
-        return {stored: stored.fetch() for stored in self._files(number)}
-
-    def _files(self, number: int) -> Iterator[Any]:
-        return (
-            stored for slot in self._slots[number] for stored in dict.fromkeys(sources(slot.unread))
-        )
+        files: Iterator[Any] = (x for slot in self._slots[number] for x in sources(slot.unread))
+        return {stored: stored.fetch() for stored in dict.fromkeys(files)}
 
     def _runs(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The `forward` of a streamed layer. It is replaced instead of hooked, so a replacement of
-        the layer's computation needs no weights."""
-
         def run(*args: Any, **kwargs: Any) -> Any:
             self.bring(number)
             return forward(*args, **kwargs)

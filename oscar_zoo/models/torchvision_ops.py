@@ -25,17 +25,13 @@ OPERATORS = {
 
 
 class MissingOperators(importlib.abc.MetaPathFinder):
-    """A finder that finds nothing, and declares missing operators before torchvision is imported.
-
-    It does so once and then removes itself.
-    """
+    """Finds nothing, declares missing operators once before torchvision is imported, and goes."""
 
     library: Any = None  # declarations last as long as this object
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> None:
-        """Never a spec; see the class."""
         if fullname == "torchvision":
             sys.meta_path.remove(self)
             if not _extension_loads():

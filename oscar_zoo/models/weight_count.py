@@ -8,12 +8,13 @@ files are there, their size is the answer, and not this.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import translate
+from statistics import fmean
 from typing import Any
 
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.geometry import OUTPUT_GATE, layer_kinds, number
+from oscar_zoo.models.geometry import OUTPUT_GATE, experts, layer_count, layer_kinds, number
 from oscar_zoo.models.other_layers import BOTH, state_shape
 
 _BF16 = 16.0
@@ -36,7 +37,6 @@ _STATES = ("linear_attention", "mamba")
 _UNKNOWN = ("M", "E", "-", "conv", "mlp", "moe")
 """Kinds of layers whose matrices are of shapes that are not known here."""
 
-
 _SIZE = re.compile(r"(?:^|[-_])([0-9]+(?:\.[0-9]+)?)B(?=[-_.]|$)", re.IGNORECASE)
 _MILLIONS = re.compile(r"(?:^|[-_])([0-9]{2,})M(?=[-_.]|$)", re.IGNORECASE)
 """A size such as that of `LFM2-350M`; `1M` in a name means tokens of context."""
@@ -55,40 +55,38 @@ _SHARED_COUNTS = ("n_shared_experts", "num_shared_experts")
 
 
 def weights_of_config(config: ConfigFile) -> int | None:
-    """Bytes of all weights; `None` where the file lacks a size, or has layers that are not known
-    here."""
+    """Bytes of all weights; `None` where the file does not say enough."""
     text = config.get_text_config()
     hidden, vocabulary = number(text, "hidden_size"), number(text, "vocab_size")
-    layers, heads = _layers(text), number(text, "num_attention_heads")
-    experts = _experts(text)
+    layers, heads = layer_count(text), number(text, "num_attention_heads")
+    routed = experts(text)
     inner = number(text, "intermediate_size")
-    if not (hidden and vocabulary and layers and heads) or not (inner or experts):
+    if not (hidden and vocabulary and layers and heads) or not (inner or routed):
         return None
     mixers = mixer_numbers(text, layers)
     if mixers is None:
         return None
-    if experts and number(text, "interleave_moe_layer_step") > 1:
+    if routed and number(text, "interleave_moe_layer_step") > 1:
         return None  # only some of their layers have experts
-    dense = min(layers, number(text, "first_k_dense_replace")) if experts else layers
+    dense = min(layers, number(text, "first_k_dense_replace")) if routed else layers
     shared = _shared(text)
     sparse, expert = range(dense, layers), _expert_size(text)
     parts = [
         (mixers, _mixers(text, layers)),
         (dense * 3 * hidden * inner, _names(range(dense), "mlp")),
-        (len(sparse) * 3 * hidden * experts * expert, _names(sparse, "mlp.experts.0")),
+        (len(sparse) * 3 * hidden * routed * expert, _names(sparse, "mlp.experts.0")),
         (len(sparse) * 3 * hidden * shared, _names(sparse, _shared_name(text))),
         (0 if getattr(text, "tie_word_embeddings", False) else vocabulary * hidden, [_HEAD]),
     ]
     try:
-        rules = _Rules.of(quantization(config))
-        bits = sum(numbers * rules.mean(names) for numbers, names in parts if numbers)
+        bits_of = _bits_by_name(quantization(config))
+        bits = sum(numbers * bits_of(names) for numbers, names in parts if numbers)
     except _UnknownFormat:
         return None
     return round((bits + vocabulary * hidden * _BF16) / 8)
 
 
 def quantization(config: ConfigFile) -> Any:
-    """What the file says of the format of its weights; `None` where they are not quantized."""
     names = ("quantization_config", "compression_config")
     parts = (config, config.get_text_config())
     said = (getattr(part, name, None) for part in parts for name in names)
@@ -96,9 +94,8 @@ def quantization(config: ConfigFile) -> Any:
 
 
 def weights_of_name(name: str) -> int | None:
-    """Bytes of all weights by the size in a name, such as `Qwen3-14B`: its billions or millions in
-    BF16, or in 8 bits where the name says FP8. `None` where the name has no size, or several, or
-    one that is not the size of all weights in 16 bits."""
+    """Bytes of all weights by the size in a name, such as `Qwen3-14B`, in BF16 or FP8; `None` where
+    the name has no size, or one that is not that of all weights."""
     found = [1e9 * float(size) for size in _SIZE.findall(name)]
     found = found or [1e6 * float(size) for size in _MILLIONS.findall(name)]
     if len(found) != 1 or _ACTIVE.search(name) or _PACKED.search(name):
@@ -106,22 +103,11 @@ def weights_of_name(name: str) -> int | None:
     return round(found[0] * (1 if "fp8" in name.casefold() else 2))
 
 
-def _layers(text: Any) -> int:
-    kinds = layer_kinds(text)
-    return len(kinds) if kinds else number(text, "num_hidden_layers")
-
-
-def _experts(text: Any) -> int:
-    names = ("num_experts", "n_routed_experts", "num_local_experts")
-    return next((number(text, name) for name in names if number(text, name)), 0)
-
-
 def _expert_size(text: Any) -> int:
     return number(text, "moe_intermediate_size") or number(text, "intermediate_size")
 
 
 def _shared(text: Any) -> int:
-    """Inner width of the experts that every token passes."""
     widths = max(number(text, name) for name in _SHARED)
     return widths or max(number(text, name) for name in _SHARED_COUNTS) * _expert_size(text)
 
@@ -150,49 +136,33 @@ class _UnknownFormat(Exception):
     """A format of weights that is not known here."""
 
 
-class _Rules:
-    """How many bits the numbers of a matrix have, by its name: `groups` are patterns of names, and
-    the bits of what they match, the first of which counts; what matches `skipped` stays in 16
-    bits."""
-
-    def __init__(
-        self, groups: Iterable[tuple[Iterable[str], float]], skipped: Iterable[str]
-    ) -> None:
-        self._groups = [([_pattern(one) for one in names], bits) for names, bits in groups]
-        self._skipped = [_pattern(one) for one in skipped]
-
-    @classmethod
-    def of(cls, given: Any) -> _Rules:
-        """Those of a configuration; raises `_UnknownFormat`."""
-        if given is None:
-            return cls([], [])
-        if not isinstance(given, dict):
-            raise _UnknownFormat
-        skipped = [one for key in _SKIPPED for one in _texts(given.get(key) or [])]
-        groups, method = given.get("config_groups"), str(given.get("quant_method")).casefold()
-        sparse = given.get("sparsity_config") or {"format": "dense"}
-        if given.get("dynamic") or not isinstance(sparse, dict) or sparse.get("format") != "dense":
-            raise _UnknownFormat
-        if isinstance(groups, dict) and groups:
-            return cls([_group(one) for one in groups.values()], skipped)
-        targets = "experts" if method == "mxfp4" else "*"
+def _bits_by_name(given: Any) -> Callable[[list[str]], float]:
+    """Bits of a number of matrices, on average, by their names: all have one format, but for those
+    that the configuration keeps in 16 bits."""
+    if given is None:
+        return lambda names: _BF16
+    if not isinstance(given, dict):
+        raise _UnknownFormat
+    method, groups = str(given.get("quant_method")).casefold(), given.get("config_groups")
+    sparse = given.get("sparsity_config") or {"format": "dense"}
+    if given.get("dynamic") or not isinstance(sparse, dict) or sparse.get("format") != "dense":
+        raise _UnknownFormat
+    skipped = [one for key in _SKIPPED for one in _texts(given.get(key) or [])]
+    if isinstance(groups, dict) and groups:
+        bits = _bits_of_group(groups)
+    else:
+        bits = _bits_of_method(given, method)
         skipped += [] if given.get(_HEAD) is True else [_HEAD]
-        return cls([([targets], _bits(given, method))], skipped)
+    patterns = [_pattern(one) for one in skipped]
 
-    def mean(self, names: Iterable[str]) -> float:
-        """Bits of a number of these matrices on average."""
-        found = [self._of_name(f".{name}.") for name in names]
-        return sum(found) / len(found)
+    def whole(name: str) -> bool:
+        others = method == "mxfp4" and "experts" not in name
+        return others or any(one.match(f".{name}.") for one in patterns)
 
-    def _of_name(self, name: str) -> float:
-        if any(one.match(name) for one in self._skipped):
-            return _BF16
-        found = (bits for names, bits in self._groups if any(one.match(name) for one in names))
-        return next(found, _BF16)
+    return lambda names: fmean(_BF16 if whole(name) else bits for name in names)
 
 
-def _bits(given: Mapping[str, Any], method: str) -> float:
-    """Of one number, where all quantized matrices have one format; raises `_UnknownFormat`."""
+def _bits_of_method(given: Mapping[str, Any], method: str) -> float:
     if given.get("load_in_4bit") is True:  # blocks of 64 numbers; scales of scales have 32 bits
         return 4 + (8 + 32 / 256 if given.get("bnb_4bit_use_double_quant") else 32) / 64
     if given.get("load_in_8bit") is True:
@@ -211,23 +181,17 @@ def _bits(given: Mapping[str, Any], method: str) -> float:
     return _BITS[algorithm]
 
 
-def _group(given: Any) -> tuple[list[str], float]:
-    """Targets and bits of a group of `config_groups`; raises `_UnknownFormat`."""
-    if not isinstance(given, dict):
-        raise _UnknownFormat
-    weights = given.get("weights")
-    targets = ["*" if one == "Linear" else one for one in _texts(given.get("targets"))]
-    if any(one != "*" and not one.startswith("re:") and "." not in one for one in targets):
-        raise _UnknownFormat  # another class of modules
-    if weights is None:  # only what goes in is quantized
-        return targets, _BF16
-    if not isinstance(weights, dict):
+def _bits_of_group(groups: Mapping[str, Any]) -> float:
+    """Of the one group that all linear layers are in; several groups are not known here."""
+    (group, *others) = groups.values()
+    linear = isinstance(group, dict) and group.get("targets") == ["Linear"]
+    weights = group.get("weights") if linear else None
+    if others or not isinstance(weights, dict):
         raise _UnknownFormat
     bits = _width(weights.get("num_bits"))
-    if weights.get("type") == "float":
-        return targets, bits + _scales(weights.get("group_size"), 8)
-    zero = 0 if weights.get("symmetric", True) else bits
-    return targets, bits + _scales(weights.get("group_size"), 16 + zero)
+    whole = weights.get("type") == "float" or weights.get("symmetric", True)
+    per_group = 8 if weights.get("type") == "float" else 16 + (0 if whole else bits)
+    return bits + _scales(weights.get("group_size"), per_group)
 
 
 def _width(bits: Any) -> int:
@@ -253,7 +217,7 @@ def _texts(given: Any) -> list[str]:
 
 def _pattern(pattern: str) -> re.Pattern[str]:
     """What matches the names that `pattern` means, and what is inside of them. A regular expression
-    of a file is never run: one that says more than `.*` raises `_UnknownFormat`."""
+    of a file is never run: one that says more than `.*` is an unknown format."""
     if pattern.startswith("re:"):
         pattern = pattern[3:].removeprefix("^").replace("\\.", ".").replace(".*", "*")
         pattern = pattern.removesuffix("$") if pattern.endswith("$") else f"{pattern}*"
@@ -265,7 +229,6 @@ def _pattern(pattern: str) -> re.Pattern[str]:
 
 
 def mixer_numbers(text: Any, layers: int) -> int | None:
-    """Numbers in all `layers` together; `None` where a layer's kind is not known."""
     kinds, interval = layer_kinds(text), number(text, "full_attention_interval")
     states = layers - layers // interval if interval else 0
     if kinds is not None:
@@ -275,10 +238,10 @@ def mixer_numbers(text: Any, layers: int) -> int | None:
     attention = layers - states
     if getattr(text, "model_type", "") in BOTH:
         states = attention = layers
-    one = state_shape(text)
-    if states and (one is None or not one.matrices):
+    matrices = (state_shape(text) or (0,))[0]
+    if states and not matrices:
         return None
-    return attention * _attention(text) + states * (one.matrices if one else 0)
+    return attention * _attention(text) + states * matrices
 
 
 def _attention(text: Any) -> int:

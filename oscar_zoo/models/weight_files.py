@@ -10,8 +10,11 @@ import json
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import mistaken_content, read_start
+from oscar_zoo.artifact.tensor_file import METADATA
 from oscar_zoo.errors import InvalidModel, MalformedFile, StorageError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.weight_count import quantization
@@ -20,7 +23,6 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 1 << 27
 _LENGTH = 8
 """Bytes in front of a header, which say its length."""
-
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 READ = (
@@ -34,32 +36,21 @@ READ = (
 )
 """What a reader takes, or leaves out without a word, where it is no such file."""
 
-POINTER = b"version https://git-lfs"
-
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be loaded or served, before anything reads its weights. Its
-    `config.json` is checked elsewhere."""
+    """Refuse a folder that cannot be loaded or served, before anything reads its weights."""
     if not any(folder.glob("*.safetensors")):
-        others = sorted(
-            p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")
-        )
-        seen = f" (only {others[0]}, which is not read)" if others else ""
-        raise InvalidModel(
-            f"{folder} has no *.safetensors weights{seen}.", hint="convert or download them"
-        )
+        message = f"{folder} has no *.safetensors weights; no others are read."
+        raise InvalidModel(message, hint="convert or download them")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise InvalidModel(
-            f"{folder} has no tokenizer.", hint=f"it needs one of {', '.join(TOKENIZER_FILES)}"
-        )
+        hint = f"it needs one of {', '.join(TOKENIZER_FILES)}"
+        raise InvalidModel(f"{folder} has no tokenizer.", hint=hint)
     for name in READ:
         check_is_file(folder / name)
     for path in sorted(folder.glob("*.safetensors")):
         if not os.access(path, os.R_OK):
-            raise StorageError(
-                f"cannot read {path}: permission denied, or a broken link.",
-                hint="check its permissions",
-            )
+            message = f"cannot read {path}: permission denied, or a broken link."
+            raise StorageError(message, hint="check its permissions")
         check_is_file(path)
     index = folder / INDEX
     if index.is_file():  # SGLang goes by it, also where all weights are in one file
@@ -68,27 +59,19 @@ def check_model_folder(folder: Path) -> None:
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse an empty file, or a pointer that git left in place of a large file; one that is not
-    there passes. Raises `InvalidModel`."""
+    """Refuse an empty file, or a pointer that git left in place of one; a missing one passes."""
     if not path.is_file():
         return
-    with path.open("rb") as stream:
-        start = stream.read(len(POINTER))
-    if not start.strip():
-        raise InvalidModel(f"{path} is empty.", hint="download it again")
-    if start == POINTER:
-        raise InvalidModel(
-            f"{path} is a pointer of git-lfs and not the file itself.",
-            hint=f"fetch the files: git -C {path.parent} lfs pull",
-        )
+    start = read_start(path.resolve(), 256)
+    if mistake := mistaken_content(start.strip()):
+        raise InvalidModel(f"{path} is {mistake[1]}.", hint=mistake[2])
     if path.suffix == ".json" and not start.lstrip().startswith(b"{"):
         raise InvalidModel(f"{path} holds no JSON object.", hint="download it again")
 
 
 def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, str | None]:
-    """Bytes of the weight files of a folder, links followed, 0 where a file of the index is
-    missing, and the type of their numbers as `config.json` writes it, or `None` when they are
-    quantized."""
+    """Bytes of the weight files of a folder, 0 where one is missing, and the type of their numbers
+    as `config.json` writes it, `None` when they are quantized."""
     config = file.as_written
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
     said = [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
@@ -105,50 +88,50 @@ def check_weight_files(folder: Path) -> None:
     check_all_there(folder, files)
     for path in files:
         try:
-            with path.open("rb") as stream:
-                length = int.from_bytes(stream.read(_LENGTH), "little")
-                header = stream.read(length) if length <= LARGEST_INDEX else b""
+            entries, end = _header(path)
             size = path.stat().st_size
+            ends = [entries[name]["data_offsets"][1] for name in entries if name != METADATA]
+            wanted = end + max(ends, default=0)
         except OSError as error:
             raise StorageError.for_os(f"cannot read {path}", error) from None
-        if len(header) < length:
-            raise damaged(
-                f"cannot load {path}: it has {size:,} bytes, which is less than its header"
-            )
-        wanted = _LENGTH + length + _data_bytes(header, path)
+        except (LookupError, TypeError):
+            raise damaged(f"cannot load {path}: it has no safetensors header") from None
         if size != wanted:
-            raise damaged(
-                f"cannot load {path}: it has {size:,} bytes, and its header says {wanted:,}"
-            )
+            said = f"it has {size:,} bytes, and its header says {wanted:,}"
+            raise damaged(f"cannot load {path}: {said}")
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and where it ends: 8 bytes with its length, then a JSON
+    object."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(_LENGTH), "little")
+        header = stream.read(length) if length <= LARGEST_INDEX else b""
+        size = path.stat().st_size
+    if len(header) < length:
+        raise damaged(f"cannot load {path}: it has {size:,} bytes, which is less than its header")
+    try:
+        entries = json.loads(header)
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, dict):
+        raise damaged(f"cannot load {path}: it has no safetensors header")
+    return entries, _LENGTH + length
 
 
 def check_all_there(folder: Path, files: Collection[Path]) -> None:
-    """Refuse a `folder` without all `files` of its index."""
     missing = sorted(path.name for path in files if not path.is_file())
     if missing:
-        raise damaged(
-            f"{folder} lacks {len(missing)} of {len(files)} weight files, {missing[0]} first"
-        )
-
-
-def _data_bytes(header: bytes, path: Path) -> int:
-    """Bytes of all tensors that a header lists."""
-    try:
-        entries = json.loads(header)
-        return max(
-            (entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"),
-            default=0,
-        )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise damaged(f"cannot load {path}: it has no safetensors header") from None
+        said = f"{len(missing)} of {len(files)} weight files, {missing[0]} first"
+        raise damaged(f"{folder} lacks {said}")
 
 
 def stored_names(folder: Path) -> frozenset[str] | None:
-    """The names of all weights; `None` where neither `SINGLE` nor `INDEX` is in `folder`."""
+    """The names of all weights, where a file says them."""
     single, index = folder / SINGLE, folder / INDEX
     try:
         if single.is_file():
-            return _names_in(single)
+            return frozenset(_header(single)[0]) - {METADATA}
         if not index.is_file():
             return None
         data = index.read_bytes()
@@ -158,12 +141,10 @@ def stored_names(folder: Path) -> frozenset[str] | None:
 
 
 def index_files(index: bytes, what: str) -> dict[str, str]:
-    """Name of a tensor -> name of its file; raises `InvalidModel`."""
     try:
         named = strict_json.loads(index, what=what, max_bytes=LARGEST_INDEX)["weight_map"]
-        if not named or not all(
-            isinstance(file, str) and Path(file).name == file for file in named.values()
-        ):
+        files = named.values()
+        if not named or not all(isinstance(x, str) and Path(x).name == x for x in files):
             raise ValueError("its weight_map names no files")
     except (MalformedFile, LookupError, TypeError, ValueError, AttributeError) as error:
         raise damaged(f"{what} is no index of weights: {first_line(error)}") from None
@@ -171,8 +152,7 @@ def index_files(index: bytes, what: str) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: `SINGLE`, else those that `INDEX` names, there or not, else
-    every safetensors file."""
+    """The files that hold the weights, there or not."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
@@ -183,28 +163,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 def damaged(what: str) -> InvalidModel:
     """The error for a checkpoint; `what` is wrong with it, without a full stop."""
-    return InvalidModel(
-        f"{what}.", hint="the checkpoint is incomplete or damaged; download it again"
-    )
+    hint = "the checkpoint is incomplete or damaged; download it again"
+    return InvalidModel(f"{what}.", hint=hint)
 
 
 def first_line(error: Exception) -> str:
-    """The first line of the text of `error`, without its full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
-    return lines[0][:300].rstrip(".")
-
-
-def _names_in(file: Path) -> frozenset[str]:
-    """From the header of a safetensors file: 8 bytes with its length, then a JSON object."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = stream.read(length) if length <= LARGEST_INDEX else b""
-    try:
-        named = strict_json.loads(header, what=str(file), max_bytes=LARGEST_INDEX)
-    except MalformedFile as error:
-        raise damaged(f"cannot load {file}: {first_line(error)}") from None
-    if not isinstance(named, dict):
-        raise damaged(f"cannot load {file}: its header names no weights")
-    return frozenset(named) - {"__metadata__"}
+    lines = (line.strip() for line in str(error).splitlines() if line.strip())
+    return next(lines, type(error).__name__)[:300].rstrip(".")

@@ -23,12 +23,8 @@ Tested = Literal[
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether something works.
-
-    Attributes:
-        tested: what it was tried with, where it works.
-        reason: why it does not work, where that is known. Without both, nobody has tried it.
-    """
+    """Whether something works: what it was tried with, or why it does not work where that is known.
+    Without both, nobody has tried it."""
 
     tested: Tested | None = None
     reason: str | None = None
@@ -41,13 +37,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row.
-
-    Attributes:
-        model_types: names in `config.json` that the row holds for.
-        serve_gpu: serving on an NVIDIA GPU. It does not work exactly where `config.json` alone
-            makes the server refuse the model.
-    """
+    """One row, for the names of model types in `config.json`. Serving on an NVIDIA GPU does not
+    work exactly where `config.json` alone makes the server refuse the model."""
 
     model_types: tuple[str, ...]
     compute: Answer
@@ -72,76 +63,43 @@ NEWER = Answer(tested="a tiny random model on the CPU with transformers 5.19")
 OWN_CODE = Answer(reason="code that ships with the model, which oscar-zoo serve never runs")
 CHUNKS = Answer(reason="SGLang masks chunks in its FlashAttention backend alone")
 
+
+def _row(names: str, *answers: Answer) -> Architecture:
+    return Architecture(tuple(names.split()), *answers)
+
+
 ARCHITECTURES = (
-    Architecture(("qwen3",), EXAMPLE, EXAMPLE, EXAMPLE, EXAMPLE_GPU),
-    Architecture(("qwen3_moe",), TINY, TINY, TINY, TINY_GPU),
-    Architecture(
-        (
-            "apertus",
-            "ernie4_5",
-            "glm4",
-            "glm4_moe",
-            "granite",
-            "lfm2",
-            "lfm2_moe",
-            "llama",
-            "mistral",
-            "mistral3",
-            "mixtral",
-            "olmo2",
-            "phi3",
-            "qwen2",
-            "qwen2_5_vl",
-            "qwen3_vl",
-            "qwen3_vl_moe",
-            "seed_oss",
-            "smollm3",
-        ),
+    _row("qwen3", EXAMPLE, EXAMPLE, EXAMPLE, EXAMPLE_GPU),
+    _row("qwen3_moe", TINY, TINY, TINY, TINY_GPU),
+    _row(
+        "apertus ernie4_5 glm4 glm4_moe granite lfm2 lfm2_moe llama mistral mistral3 mixtral "
+        "olmo2 phi3 qwen2 qwen2_5_vl qwen3_vl qwen3_vl_moe seed_oss smollm3",
         TINY,
         TINY,
         TINY,
         TINY_H200,
     ),
-    Architecture(
-        (
-            "ernie4_5_moe",
-            "falcon_h1",
-            "granitemoehybrid",
-            "nemotron_h",
-            "qwen3_5",
-            "qwen3_5_text",
-            "qwen3_next",
-        ),
+    _row(
+        "ernie4_5_moe falcon_h1 granitemoehybrid nemotron_h qwen3_5 qwen3_5_text qwen3_next",
         TINY,
         TINY,
         NEEDS_CUDA,
         TINY_H200,
     ),
-    Architecture(
-        ("minimax_m2", "qwen3_5_moe", "qwen3_5_moe_text"), TINY, TINY, NEEDS_CUDA, DUMMY_H200
-    ),
-    Architecture(
-        (
-            "cohere2",
-            "exaone4",
-            "exaone_moe",
-            "gemma3",
-            "gemma3_text",
-            "gemma4",
-            "gemma4_unified",
-            "mellum",
-        ),
+    _row("minimax_m2 qwen3_5_moe qwen3_5_moe_text", TINY, TINY, NEEDS_CUDA, DUMMY_H200),
+    _row(
+        "cohere2 exaone4 exaone_moe gemma3 gemma3_text gemma4 gemma4_unified mellum",
         TINY,
         TINY,
         TINY,
         TINY_H200,
     ),
-    Architecture(("gpt_oss",), TINY, TINY, TINY, DUMMY_H200),
-    Architecture(("olmo3",), TINY, TINY, TINY, UNTRIED),
-    Architecture(("gemma2",), TINY, TINY, NEEDS_CUDA, UNTRIED),
-    Architecture(("gemma4_text",), TINY, TINY, LANGUAGE_ALONE, LANGUAGE_ALONE),
-    Architecture(("llama4",), TINY, TINY, CHUNKS, CHUNKS),
-    Architecture(("mimo_v2_flash",), NEWER, NEWER, OWN_CODE, OWN_CODE),
+    _row("gpt_oss", TINY, TINY, TINY, DUMMY_H200),
+    _row("olmo3", TINY, TINY, TINY, UNTRIED),
+    _row("gemma2", TINY, TINY, NEEDS_CUDA, UNTRIED),
+    _row("gemma4_text", TINY, TINY, LANGUAGE_ALONE, LANGUAGE_ALONE),
+    _row("llama4", TINY, TINY, CHUNKS, CHUNKS),
+    _row("mimo_v2_flash", NEWER, NEWER, OWN_CODE, OWN_CODE),
 )
 """Every row. Whoever makes something work changes the row with the code."""
 

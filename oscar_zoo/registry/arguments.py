@@ -31,21 +31,6 @@ def clip_of(clip: tuple[float, float] | Clip | None) -> Clip | None:
         raise UsageError(f"clip {k}, {v} is not two clip ratios between 0 and 1.") from None
 
 
-def values_of(
-    sink: Numbers, recent: Numbers, clip: Clips, group_size: Numbers
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Clip, ...], tuple[int, ...]]:
-    """What `evaluate.ablation.Values` takes, one or several of each; raises `UsageError` for a clip
-    ratio that is not between 0 and 1."""
-    from oscar_zoo.artifact.specs import Clip
-
-    one = clip is None or isinstance(clip, Clip) or isinstance(clip[0], int | float)
-    clips = map(clip_of, [clip] if one else clip)  # type: ignore[arg-type, list-item]
-    sinks, recents, groups = (
-        (given,) if isinstance(given, int) else tuple(given) for given in (sink, recent, group_size)
-    )
-    return sinks, recents, tuple(filter(None, clips)), groups
-
-
 def model_text(model: str | Path) -> str:
     """A model as text; a `Path` is written so that it can only mean a folder."""
     return path_text(model) if isinstance(model, Path) else model

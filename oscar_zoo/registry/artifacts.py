@@ -17,7 +17,6 @@ from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.catalog import recipe_for
-from oscar_zoo.registry.compute_wish import computing, model_to_compute, tell_of_folder
 from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import find_stored, stored_reference
@@ -30,7 +29,10 @@ from oscar_zoo.registry.targets import (
     PathTarget,
     Target,
     check_made_for,
+    computing,
     looking_up,
+    model_to_compute,
+    tell_of_folder,
 )
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.verify import check_one, one_artifact, verify_stored
@@ -45,14 +47,12 @@ class Artifact:
         digest: `sha256:<64 hex>` over the payload files.
         path: folder with the files: the store's, whose files are read-only, a copy, or any other.
         files: file name -> path, `oscar.json` included where there is one.
-        manifest: `oscar.json`, or `None` where the publisher gave none.
         recipe: serving recipe of the manifest, or of the model's entry in the zoo, or `None`.
         base_model: folder of the model that it was asked for by, else hub id of its base model, or
             `None`.
         installed: whether it is in the local store.
         id: `<Model>/<tag>`, or `None` for a folder without a manifest.
-        revision: commit there, or `None` where the hub has none.
-        already_present: whether it was here before.
+        revision: commit of the hub, if it has any.
         first_use: whether nobody had promised its digest before: it is trusted from now on.
         warnings: codes of verification, and sentences about a deprecated or yanked version.
         outcome: what verification found when it was opened, if it ran then.
@@ -81,12 +81,12 @@ class Artifact:
 
     @property
     def model(self) -> str | None:
-        """Folder of the base model in every hub, such as `Qwen3-8B`."""
+        """Such as `Qwen3-8B`."""
         return self.id.partition("/")[0] if self.id else None
 
     @property
     def tag(self) -> str | None:
-        """Version, such as `seq20000_prompt83_group128`."""
+        """Such as `seq20000_prompt83_group128`."""
         return self.id.partition("/")[2] if self.id else None
 
     @cached_property
@@ -104,10 +104,12 @@ class Artifact:
         """
         if not self.installed or self.id is None:
             return _verified_folder(self.path)
-        outcome = verify_stored(_stored(Reference(str(self.model), self.tag, self.digest)))
-        if not isinstance(outcome, Verified):
-            refuse(self.id, outcome)
-        return outcome
+        reference, store = Reference(str(self.model), self.tag, self.digest), Store()
+        record = find_stored(reference, store)
+        if record is None:
+            text = f"{reference} is not in the store."
+            raise ArtifactNotFound(text, next_step=Pull(str(reference)))
+        return _verified_copy(store.open(record.digest, record.id))
 
     def rotations(self) -> tuple[RotationSet, RotationSet]:
         """The transforms of keys and values, from bytes that are read, hashed and verified now.
@@ -146,7 +148,7 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
 
 
 def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Observer) -> Artifact:
-    """Open the artifact that a name, or the folder of a model, means; as `open_artifact`."""
+    """`open_artifact` of a name, or of the folder of a model."""
     store, reference = Store(), target.reference
     prefer_installed = not sources.named
     with looking_up(target, observer):
@@ -173,9 +175,7 @@ def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observ
         observer.note(Note("artifact.hub", text))
     for text in result.warnings:
         observer.note(warning_note(text))
-    outcome = result.verified or verify_stored(result.artifact)
-    if not isinstance(outcome, Verified):
-        refuse(result.artifact.record.id.reference, outcome)
+    outcome = result.verified or _verified_copy(result.artifact)
     opened = replace(pulled_artifact(result), outcome=outcome)
     if choice is None:
         return opened
@@ -249,6 +249,13 @@ def open_folder(path: Path, observer: Observer) -> Artifact:
     )
 
 
+def _verified_copy(stored: StoredArtifact) -> Verified:
+    outcome = verify_stored(stored)
+    if not isinstance(outcome, Verified):
+        refuse(stored.record.id.reference, outcome)
+    return outcome
+
+
 def _verified_folder(path: Path) -> Verified:
     outcome = check_one(path)
     if not isinstance(outcome, Verified):
@@ -265,11 +272,3 @@ def _recipe(
         return manifest.recipe, manifest.model.id
     known = next((recipe for recipe in map(recipe_for, names) if recipe is not None), None)
     return (known.serving, known.hf_id) if known else (None, None)
-
-
-def _stored(reference: Reference) -> StoredArtifact:
-    store = Store()
-    record = find_stored(reference, store)
-    if record is None:
-        raise ArtifactNotFound(f"{reference} is not in the store.", next_step=Pull(str(reference)))
-    return store.open(record.digest, record.id)

@@ -12,96 +12,40 @@ import json
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
-from oscar_zoo.artifact.manifest import Calibration, Status
-from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.catalog import can_be_found
-from oscar_zoo.registry.entries import Entry
-from oscar_zoo.registry.index import Accepted, Index, IndexEntry, Summary
+from oscar_zoo.registry.entries import Entry, entry_of_index
+from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.measured import Measured, is_figure
-from oscar_zoo.registry.score_file import in_order, is_of_recipe
+from oscar_zoo.registry.score_file import in_order, is_of_recipe, value_text
 
 BEGIN = b"<!-- oscar-zoo:begin -->"
 END = b"<!-- oscar-zoo:end -->"
 TITLE = "Rotations for 2-bit KV caches"
-
-
-@dataclass(frozen=True)
-class ReportFiles:
-    """Names of the .html, .png and .json file of a report that lies beside a card."""
-
-    page: str | None = None
-    picture: str | None = None
-    numbers: str | None = None
-
-
-@dataclass(frozen=True)
-class CardRow:
-    """One artifact as a card shows it; `calibration` is `None` where only an index is known."""
-
-    id: ArtifactId
-    model: str | None
-    summary: Summary
-    scores: tuple[Score, ...]
-    digest: str | None
-    status: Status
-    accepted: tuple[Accepted, ...] = ()
-    calibration: Calibration | None = None
-
-    @classmethod
-    def of_index(cls, entry: IndexEntry) -> Self:
-        """What the index of a hub says."""
-        return cls(
-            id=entry.artifact_id,
-            model=entry.model,
-            summary=entry.summary or Summary(),
-            scores=entry.scores,
-            digest=entry.digest,
-            status=entry.status,
-            accepted=entry.accepted,
-        )
-
-    @classmethod
-    def of_entry(cls, entry: Entry) -> Self:
-        """What the manifest says, too."""
-        return cls(
-            id=entry.id,
-            model=entry.model_id,
-            summary=entry.summary,
-            scores=entry.scores,
-            digest=entry.digest,
-            status=entry.status,
-            accepted=entry.accepted,
-            calibration=entry.manifest.fit.calibration if entry.manifest else None,
-        )
-
-    @property
-    def figures(self) -> Measured | None:
-        """Perplexity and recall, as measured last or when the artifact was made."""
-        return Measured.best(self.scores, self.summary.measured)
+Report = Mapping[str, str]
+"""Suffix (`.html`, `.png`, `.json`) -> name of a file of a report that lies beside a card."""
 
 
 def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> bytes:
-    """The card that fits the index `new`.
-
-    Returns:
-        A whole new card where there was none, or one that nobody edited; else `card` with its
-        section replaced or added, and with the metadata between the markers of its front matter
-        replaced.
-    """
-    rows = _rows(new)
-    if card is None or card == new_card(_rows(old), hub):
+    """The card that fits the index `new`: a whole new card where there was none, or one that nobody
+    edited; else `card` with what stands between its markers replaced, or a section added."""
+    rows = rows_of(new)
+    if card is None or card == new_card(rows_of(old), hub):
         return new_card(rows, hub)
     return card if is_damaged(card) else merged_front(merged_card(card, rows, hub), rows)
 
 
+def rows_of(index: Index) -> list[Entry]:
+    """What a card of a hub shows."""
+    return [entry_of_index(entry) for entry in index.artifacts]
+
+
 def merged_card(
-    card: bytes, rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None
+    card: bytes, rows: Sequence[Entry], where: str | None, report: Report | None = None
 ) -> bytes:
     """`card` with its section replaced, or added at the end. `card` itself where the markers of the
     section are damaged. The front matter stays as it is."""
@@ -125,29 +69,12 @@ def _is_unpaired(text: bytes, begin: bytes, end: bytes) -> bool:
 
 
 def new_card(
-    rows: Sequence[CardRow],
-    where: str | None,
-    *,
-    title: str = TITLE,
-    report: ReportFiles | None = None,
+    rows: Sequence[Entry], where: str | None, *, title: str = TITLE, report: Report | None = None
 ) -> bytes:
-    """A whole card.
-
-    Args:
-        report: of the only artifact, if it lies beside the card.
-    """
-    head = f"{front_matter(rows)}\n# {escape(title)}\n\n"
+    """A whole card; `where` is the hub as commands take it, and `report` is of the only
+    artifact."""
+    head = f"---\n{_kept(rows, frozenset())}\n---\n\n# {escape(title)}\n\n"
     return head.encode() + _section(rows, where, report) + b"\n"
-
-
-def _section(
-    rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None
-) -> bytes:
-    return b"\n".join([BEGIN, section(rows, where, report).encode(), END])
-
-
-def _rows(index: Index) -> list[CardRow]:
-    return [CardRow.of_index(entry) for entry in index.artifacts]
 
 
 FRONT_BEGIN = b"# oscar-zoo:begin"
@@ -163,38 +90,25 @@ _LONGEST = 120
 _NOT_PLAIN = re.compile(r"[^\w .,+/()%-]|(?<=www)\.", re.IGNORECASE)
 
 
-def front_matter(rows: Sequence[CardRow]) -> str:
-    """The front matter of a new card, with both of its lines."""
-    return f"---\n{_kept(rows, frozenset())}\n---\n"
-
-
-def merged_front(card: bytes, rows: Sequence[CardRow]) -> bytes:
+def merged_front(card: bytes, rows: Sequence[Entry], *, add: bool = False) -> bytes:
     """`card` with new keys between the markers of its front matter; `card` itself where it has
-    none, or not one of each in order."""
-    found = _BLOCK.match(card)
-    if found is None or FRONT_BEGIN not in found[1] or is_front_damaged(card):
-        return card
-    front = found[1]
-    begin, end = front.find(FRONT_BEGIN), front.find(FRONT_END)
-    before, after = front[:begin], front[end + len(FRONT_END) :]
-    taken = frozenset(key.decode() for key in _KEY.findall(before + after))
-    keys = _kept(rows, taken).encode()
-    return card[: found.start(1)] + before + keys + after + card[found.end(1) :]
-
-
-def with_metadata(card: bytes, rows: Sequence[CardRow]) -> bytes:
-    """`merged_front`, for an owner who asks for the metadata: front matter is added where `card`
-    has none, and the markers where its front matter has none."""
+    none, or not one of each in order. With `add`, for an owner who asks for the metadata, what is
+    missing is added: front matter, or the markers in it."""
     found = _BLOCK.match(card)
     if found is None:
-        return front_matter(rows).encode() + b"\n" + card
+        return f"---\n{_kept(rows, frozenset())}\n---\n\n".encode() + card if add else card
     front = found[1]
-    if FRONT_BEGIN in front or FRONT_END in front:
-        return merged_front(card, rows)
-    keys = _kept(rows, frozenset(key.decode() for key in _KEY.findall(front)))
-    if "\n" not in keys.removeprefix(f"{FRONT_BEGIN.decode()}\n"):  # the owner has every key
+    is_marked = FRONT_BEGIN in front or FRONT_END in front
+    if is_front_damaged(card) or not (is_marked or add):
         return card
-    return card[: found.end(1)] + keys.encode() + b"\n" + card[found.end(1) :]
+    begin = end = len(front)
+    if is_marked:
+        begin, end = front.find(FRONT_BEGIN), front.find(FRONT_END) + len(FRONT_END)
+    before, after = front[:begin], front[end:] if is_marked else b"\n"
+    keys = _kept(rows, frozenset(key.decode() for key in _KEY.findall(before + after)))
+    if not is_marked and keys.count("\n") == 1:  # the owner has every key
+        return card
+    return card[: found.start(1)] + before + keys.encode() + after + card[found.end(1) :]
 
 
 def is_front_damaged(card: bytes) -> bool:
@@ -203,11 +117,12 @@ def is_front_damaged(card: bytes) -> bool:
     return _is_unpaired(found[1] if found else b"", FRONT_BEGIN, FRONT_END)
 
 
-def _kept(rows: Sequence[CardRow], taken: frozenset[str]) -> str:
+def _kept(rows: Sequence[Entry], taken: frozenset[str]) -> str:
     """The keys between the markers, without those that are `taken`."""
-    license_id = license_of(rows)
+    license_id = _license_of(rows)
     known = license_id is not None and _SPDX.fullmatch(license_id) is not None
-    models = sorted({row.model for row in rows if row.model and _REPO.fullmatch(row.model)})
+    ids = {row.model_id or "" for row in rows}
+    models = sorted(filter(_REPO.fullmatch, ids))
     index = [entry for row in rows if (entry := _evaluations(row)) is not None]
     keys: dict[str, Any] = {
         "pipeline_tag": "text-generation",
@@ -234,7 +149,7 @@ def _lines(key: str, value: Any) -> Iterable[str]:
         yield f"- {plain}"
 
 
-def _evaluations(row: CardRow) -> dict[str, Any] | None:
+def _evaluations(row: Entry) -> dict[str, Any] | None:
     """An entry of `model-index`: every value of INT2 under the recipe with its BF16 value; `None`
     without scores."""
     shown = [score for score in in_order(row.scores) if is_of_recipe(score)]
@@ -243,7 +158,7 @@ def _evaluations(row: CardRow) -> dict[str, Any] | None:
     return {"name": row.id.reference, "results": [_result(row, score) for score in shown]}
 
 
-def _result(row: CardRow, score: Score) -> dict[str, Any]:
+def _result(row: Entry, score: Score) -> dict[str, Any]:
     task = _text(score.task)
     dataset: dict[str, Any] = {"name": task, "type": re.sub(r"[^A-Za-z0-9._/-]+", "-", task)}
     if re.fullmatch(r"gpqa_[a-z]+", task):
@@ -292,23 +207,17 @@ _CITATION = """```bibtex
 ```"""
 
 
-def section(rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None) -> str:
-    """The table, how to get and serve what it lists, report, calibration, licences and citation.
-
-    Args:
-        rows: artifacts, by id.
-        where: the hub as commands take it, or `None` where the names are enough.
-        report: of the only artifact, if it lies beside the card.
-    """
-    blocks = [[_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(row)) for row in rows)]]
-    blocks += [[_MEASURED]] if any(row.figures for row in rows) else []
-    blocks += [[_SCORES]] if any(row.scores for row in rows) else []
+def _section(rows: Sequence[Entry], where: str | None, report: Report | None) -> bytes:
+    """The table, how to get and serve what it lists, report, calibration, licences and citation."""
+    table = [_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(row)) for row in rows)]
+    blocks = ["\n".join(table)]
+    blocks += [_MEASURED] if any(row.measured for row in rows) else []
+    blocks += [_SCORES] if any(row.scores for row in rows) else []
     blocks += _commands(rows, where)
-    blocks += _report(report) if report else []
-    blocks += [lines for lines in (list(_calibrations(rows)), list(_licenses(rows))) if lines]
-    blocks.append(["The method is OSCAR, arXiv 2605.17757. To cite it:"])
-    blocks.append([_CITATION])
-    return "\n\n".join("\n".join(lines) for lines in blocks)
+    blocks += _report(report or {})
+    blocks += ["\n".join(lines) for lines in (_calibrations(rows), _licenses(rows)) if lines]
+    blocks += ["The method is OSCAR, arXiv 2605.17757. To cite it:", _CITATION]
+    return b"\n".join([BEGIN, "\n\n".join(blocks).encode(), END])
 
 
 def escape(text: str) -> str:
@@ -322,75 +231,72 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", line)
 
 
-def license_of(rows: Sequence[CardRow]) -> str | None:
+def _license_of(rows: Sequence[Entry]) -> str | None:
     """The licence of all artifacts, or `None` where they differ or one has none."""
     found = {row.summary.license for row in rows}
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _commands(rows: Sequence[CardRow], where: str | None) -> list[list[str]]:
+def _commands(rows: Sequence[Entry], where: str | None) -> Iterator[str]:
     """What to type for the first artifact that is offered by name."""
     active = [row for row in rows if row.status.state == "active"]
-    if not active:
-        return []
-    name = active[0].id.reference
-    shown = "".join(c for c in where or "" if c.isprintable())
-    hub = f" --hub {shlex.quote(shown)}" if shown else ""
-    found = can_be_found(active[0].model or active[0].id.model)
-    serve = f"oscar-zoo serve {name}" + ("" if found else " --model FOLDER")
-    blocks = [["```", f"oscar-zoo pull {name}{hub}", serve, "```"]]
-    return blocks if found else [*blocks, ["FOLDER is the folder of the model."]]
+    if active:
+        name, shown = active[0].id.reference, "".join(c for c in where or "" if c.isprintable())
+        hub = f" --hub {shlex.quote(shown)}" if shown else ""
+        found = can_be_found(active[0].model_id or active[0].id.model)
+        model = "" if found else " --model FOLDER"
+        yield f"```\noscar-zoo pull {name}{hub}\noscar-zoo serve {name}{model}\n```"
+        if not found:
+            yield "FOLDER is the folder of the model."
 
 
-def _report(report: ReportFiles) -> list[list[str]]:
+def _report(report: Report) -> Iterator[str]:
     """The picture, and links to the page and its numbers."""
-    blocks = []
-    if report.picture is not None:
-        blocks.append([f"![Report of the fit: methods, spectra, clips]({quote(report.picture)})"])
-    named = (("Report of the fit", report.page), ("its numbers", report.numbers))
-    links = [f"[{words}]({quote(name)})" for words, name in named if name is not None]
-    return [*blocks, [", ".join(links)]] if links else blocks
+    if ".png" in report:
+        yield f"![Report of the fit: methods, spectra, clips]({quote(report['.png'])})"
+    named = (("Report of the fit", ".html"), ("its numbers", ".json"))
+    links = [f"[{words}]({quote(report[kind])})" for words, kind in named if kind in report]
+    if links:
+        yield ", ".join(links)
 
 
-def _calibrations(rows: Sequence[CardRow]) -> Iterable[str]:
+def _calibrations(rows: Sequence[Entry]) -> list[str]:
     """A line for each fit whose text is known."""
+    lines = []
     for row in rows:
-        used = row.calibration
-        if used is None:
-            continue
-        tokens = used.tokens_used or used.tokens_requested
-        facts = [escape(used.dataset or "text that is not named")]
-        facts += [f"{tokens:,} tokens"] if tokens else []
-        seen = ", ".join(map(escape, used.overlaps_with))
-        facts += [f"with questions of {seen}"] if seen else []
-        yield f"- Calibration of `{row.id.reference}`: {', '.join(facts)}"
+        if (used := row.calibration) is not None:
+            tokens = used.tokens_used or used.tokens_requested
+            facts = [escape(used.dataset or "text that is not named")]
+            facts += [f"{tokens:,} tokens"] if tokens else []
+            seen = ", ".join(map(escape, used.overlaps_with))
+            facts += [f"with questions of {seen}"] if seen else []
+            lines.append(f"- Calibration of `{row.id.reference}`: {', '.join(facts)}")
+    return lines
 
 
-def _licenses(rows: Sequence[CardRow]) -> Iterable[str]:
+def _licenses(rows: Sequence[Entry]) -> list[str]:
     """One line where all have one licence, else a line for each that is known."""
-    same = license_of(rows)
+    same = _license_of(rows)
     if same is not None:
-        yield f"Licence of the rotations: {escape(same)}"
-        return
-    for row in rows:
-        if row.summary.license is not None:
-            yield f"- Licence of `{row.id.reference}`: {escape(row.summary.license)}"
+        return [f"Licence of the rotations: {escape(same)}"]
+    known = ((row.id.reference, row.summary.license) for row in rows)
+    return [f"- Licence of `{name}`: {escape(text)}" for name, text in known if text is not None]
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cells(row: CardRow) -> list[str]:
+def _cells(row: Entry) -> list[str]:
     summary = row.summary
-    model = escape(row.model or row.id.model)
+    model = escape(row.model_id or row.id.model)
     return [
         model,
         f"`{row.id.tag}`",
         escape(summary.method or _UNKNOWN),
         str(summary.format_version or _UNKNOWN),
         f"{summary.bits_per_element:.2f}" if summary.bits_per_element else _UNKNOWN,
-        _measured(row.figures),
+        _measured(row.measured),
         "; ".join(_score(score) for score in in_order(row.scores) if not is_figure(score))
         or _UNKNOWN,
         f"`{row.digest[:19]}`" if row.digest else _UNKNOWN,
@@ -412,24 +318,20 @@ def _measured(measured: Measured | None) -> str:
 def _score(score: Score) -> str:
     who = score.who or _WHO[score.reporter]
     unit = "" if score.unit == "percent" else f" {escape(score.unit)}"
-    before = f" (BF16 {_value(score.baseline)})" if score.baseline else ""
+    before = f" (BF16 {value_text(score.baseline) or _UNKNOWN})" if score.baseline else ""
     times = "" if score.n is None else f", n {score.n}"
     runs = "" if score.repeats is None else f", {score.repeats} runs"
     cache = "" if score.kv_dtype == "int2" else f" with {score.kv_dtype.upper()}"
     seen = ", calibrated on this set" if score.calibrated_on else ""
     changes = ", ".join(f"{name} {value}" for name, value in score.recipe_changes.items())
     other = f", with {escape(changes)}" if changes else ""
-    measured = f"{escape(score.task)}{cache} {_value(score)}{unit}{before}{times}{runs}"
+    measured = (
+        f"{escape(score.task)}{cache} {value_text(score) or _UNKNOWN}{unit}{before}{times}{runs}"
+    )
     return f"{measured}, {escape(who)}{other}{seen}"
 
 
-def _value(score: Score) -> str:
-    if score.value is None:
-        return _UNKNOWN
-    return f"{score.value:.2f}" + (f" ± {score.stderr:.2f}" if score.stderr is not None else "")
-
-
-def _status(row: CardRow) -> str:
+def _status(row: Entry) -> str:
     status = row.status
     if status.state == "active":
         return "; ".join(("active", *(_ACCEPTED[what] for what in row.accepted)))

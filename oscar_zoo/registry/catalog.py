@@ -8,7 +8,6 @@ one model. A hub cannot offer other bytes than those that were seen without an e
 from __future__ import annotations
 
 import base64
-import binascii
 import difflib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -48,14 +47,13 @@ class Catalog:
                 other = self._by_name.setdefault(name.casefold(), recipe)
                 if other is not recipe:
                     raise ValueError(f"{name} names both {other.name} and {recipe.name}")
-        bare: dict[str, set[str]] = {}
-        for recipe in self._recipes:
-            for name in recipe.names:
-                bare.setdefault(name.rsplit("/", 1)[-1].casefold(), set()).add(recipe.name)
+        bare: dict[str, list[ModelRecipe]] = {}
+        for name, recipe in self._by_name.items():
+            owners = bare.setdefault(name.rsplit("/", 1)[-1], [])
+            owners += [] if recipe in owners else [recipe]
         # An organisation may be dropped only where that leaves one model.
-        for name, owners in bare.items():
-            if len(owners) == 1:
-                self._by_name.setdefault(name, self._by_name[next(iter(owners)).casefold()])
+        alone = {name: owners[0] for name, owners in bare.items() if len(owners) == 1}
+        self._by_name = alone | self._by_name
 
     @classmethod
     def packaged(cls) -> Catalog:
@@ -99,12 +97,10 @@ class Catalog:
 
     def manifests(self, model: str | None = None) -> tuple[Manifest, ...]:
         """All packaged manifests, or those whose folder is `model` (any case), by id."""
-        chosen = (
-            manifest
-            for manifest in self._manifests.values()
-            if model is None or manifest.artifact_id.model.casefold() == model.casefold()
-        )
-        return tuple(sorted(chosen, key=lambda manifest: manifest.id))
+        found = sorted(self._manifests.values(), key=lambda manifest: manifest.id)
+        if model is None:
+            return tuple(found)
+        return tuple(x for x in found if x.artifact_id.model.casefold() == model.casefold())
 
     def aliased(self, name: str) -> tuple[ArtifactId, ...]:
         """Ids of the packaged manifests that list `name` (any case) as an alias."""
@@ -201,11 +197,8 @@ class PayloadFile(Spec):
 
 
 class Seen(Spec):
-    """Where files were seen.
-
-    Attributes:
-        remark: what a person should know, such as a tag that is not the authors'.
-    """
+    """Where files were seen; `remark` is what a person should know, such as a tag that is not the
+    authors'."""
 
     repository: Text
     branch: Text
@@ -259,11 +252,6 @@ class KnownDigests(Spec):
         """The file form: sorted keys, one space of indent, final newline."""
         return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
 
-    def of(self, artifact: ArtifactId) -> KnownDigest | None:
-        """What was seen of `artifact` (any case), or `None`."""
-        found = (one for one in self.artifacts if ArtifactId.parse(one.id).key == artifact.key)
-        return next(found, None)
-
 
 @cache
 def packaged_digests() -> KnownDigests:
@@ -274,17 +262,12 @@ def packaged_digests() -> KnownDigests:
 
 KEYS_NAME: Final = "trusted_keys.json"
 """Name of the file in the package `oscar_zoo.manifests`."""
-_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 
 
 class TrustedKey(Spec):
-    """One key.
-
-    Attributes:
-        key: the public key, DER in base64.
-        expires: when it is no longer trusted, RFC 3339 UTC, or null.
-    """
+    """One public key, DER in base64, and when it is no longer trusted, RFC 3339 UTC."""
 
     owner: Text
     key: Text
@@ -292,10 +275,7 @@ class TrustedKey(Spec):
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        try:
-            self.public, self.until  # noqa: B018  (they must be readable)
-        except binascii.Error as error:
-            raise ValueError(f"the key is no base64: {error}") from None
+        self.public, self.until  # noqa: B018  (they raise a ValueError, as validators do)
         return self
 
     @property
@@ -308,7 +288,7 @@ class TrustedKey(Spec):
         """`expires` as a time, or `None`."""
         if self.expires is None:
             return None
-        return datetime.strptime(self.expires, _FORMAT).replace(tzinfo=UTC)
+        return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
 
 
 class TrustedKeys(Spec):

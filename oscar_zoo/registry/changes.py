@@ -1,5 +1,5 @@
-"""Writing to a hub by compare and swap: read its state, make one change from that, commit, and know
-what came of it.
+"""Writing to hubs by compare and swap: read the state of a hub, make one change from that, commit,
+and know what came of it. Publish, mirror and the changes of an index share this.
 
 A change is made by a function of the state, so that it can be made again: when somebody else was
 faster, and when a reply was lost and only the hub knows whether the change arrived. The function
@@ -13,53 +13,50 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, runtime_checkable
+from typing import Annotated, Self, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, InstanceOf, PlainSerializer, ValidationError
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
-from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.outcome import says
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import (
+    AmbiguousName,
     ArtifactNotFound,
     ConflictError,
     DigestMismatchError,
+    HubTimeout,
+    HubUnreachable,
     MalformedFile,
     NetworkError,
+    OfflineError,
+    OscarZooError,
     PathNotFound,
     RateLimited,
     RepositoryNotFound,
     StaleRevision,
+    UsageError,
+    VersionExists,
 )
+from oscar_zoo.observer import Observer
 from oscar_zoo.registry import trust
 from oscar_zoo.registry.card import update_card
-from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.registry.catalog import Catalog, PayloadFile
+from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.base import CARD_NAME, INDEX_NAME, TIMESTAMP_NAME, Change, Commit, Hub
-from oscar_zoo.registry.index import Index, IndexEntry, Summary
-from oscar_zoo.registry.signing_key import SigningKey
+from oscar_zoo.registry.index import Accepted, Index, IndexEntry, Summary
+from oscar_zoo.registry.score_file import merged
+from oscar_zoo.registry.signatures import SigningKey
 from oscar_zoo.registry.store import BESIDE
 
 ATTEMPTS = 5
 """Commits tried before giving up."""
-
 _JITTER_SECONDS = 0.2
-
-
-@runtime_checkable
-class CanCreate(Protocol):
-    """A hub whose repository this tool can create."""
-
-    def create(self, *, private: bool) -> None:
-        """Create the repository; one that exists is success."""
-
-
-@runtime_checkable
-class CanTidy(Protocol):
-    """A hub where a killed writer may leave files."""
-
-    def tidy(self) -> None:
-        """Remove them."""
+_SHOWN = 5
+_OTHER_TAG = "a published version never changes: give the new one another tag"
 
 
 @dataclass(frozen=True)
@@ -77,13 +74,9 @@ class HubState:
     def read(cls, hub: Hub) -> Self:
         """What `hub` has now."""
         hub.refresh()
-        revision = hub.revision
-        data = hub.root_file(INDEX_NAME)
-        index = (
-            Index.empty()
-            if data is None
-            else Index.from_bytes(data, what=f"{INDEX_NAME} of {hub.title}")
-        )
+        revision, data = hub.revision, hub.root_file(INDEX_NAME)
+        what = f"{INDEX_NAME} of {hub.title}"
+        index = Index.empty() if data is None else Index.from_bytes(data, what=what)
         card, stamp = hub.root_file(CARD_NAME), hub.root_file(TIMESTAMP_NAME)
         return cls(hub, revision, hub.artifacts(), index, card, stamp)
 
@@ -91,10 +84,6 @@ class HubState:
     def empty(cls, hub: Hub, revision: str | None) -> Self:
         """A hub that is not there yet."""
         return cls(hub, revision, (), Index.empty(), None)
-
-    def spelled(self, artifact: ArtifactId) -> ArtifactId | None:
-        """`artifact` as the hub spells it, or `None` when it has none of that name in any case."""
-        return next((other for other in self.artifacts if other.key == artifact.key), None)
 
     def root_files(self, index: Index) -> dict[str, bytes]:
         """The root files to write so that the hub has `index`, a card that fits it, and a timestamp
@@ -108,29 +97,76 @@ class HubState:
         card = update_card(self.card, self.index, index, hub=self.hub.name)
         return files if card == self.card else {**files, CARD_NAME: card}
 
+    def named(self, name: str) -> tuple[ArtifactId, ...]:
+        """Every version that `name` fits, in any case: `NAME`, `NAME:TAG`, `<Model>/<tag>`, an
+        alias, `[NAME@]sha256:PREFIX`. Unlike `resolve`, a name means yanked versions too."""
+        bare = name.startswith("sha256:")
+        reference = Reference.parse(f"any@{name}" if bare else name)
+        known = {entry.artifact_id.key: entry.artifact_id for entry in self.index.artifacts}
+        found = sorted((known | {artifact.key: artifact for artifact in self.artifacts}).values())
+        if not bare:
+            aliased, wanted = self._aliased(reference), reference.name.casefold()
+            found = (
+                [a for a in found if reference.tag is None and a.key == wanted]
+                or [a for a in found if self._is_model(a, reference.name)]
+                or [a for a in found if a.key in aliased]
+            )
+        if reference.tag is not None:
+            found = [a for a in found if a.tag.casefold() == reference.tag.casefold()]
+        if reference.digest is not None:
+            found = [a for a in found if self._digest(a).startswith(reference.digest)]
+        if not found:
+            names = [artifact.reference for artifact in self.artifacts]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            has = f"it has {', '.join(names[:_SHOWN])}{more}" if names else "it has no artifacts"
+            raise ArtifactNotFound(f"{self.hub.title} has no {name}.", hint=has)
+        return tuple(found)
 
-Make = Callable[[HubState], Change | None]
+    def exact(self, name: str) -> ArtifactId:
+        """The one version that `name` names exactly, as an alias does. The name of a model does
+        not, even if the model has a single version."""
+        found = self.named(name)
+        if len(found) > 1:
+            raise AmbiguousName.for_name(name, [artifact.reference for artifact in found])
+        (version,) = found
+        if ":" in name or name.casefold() == version.key:
+            return version
+        if self._is_model(version, name) or version.key not in self._aliased(Reference.parse(name)):
+            raise UsageError(
+                f"{name} does not say which version.", hint=f"name it exactly: {version.reference}"
+            )
+        return version
+
+    def _is_model(self, artifact: ArtifactId, name: str) -> bool:
+        entry = self.index.entry(artifact)
+        names = {artifact.model, entry.model if entry and entry.model else artifact.model}
+        return name.casefold() in map(str.casefold, names)
+
+    def _aliased(self, reference: Reference) -> set[str]:
+        """Keys of the versions that have the name of `reference` as an alias, by the hub's index or
+        the packaged manifests."""
+        if reference.tag is not None:
+            return set()
+        listed = [entry.artifact_id for entry in self.index.aliased(reference.name)]
+        packaged = Catalog.packaged().aliased(reference.name)
+        return {artifact.key for artifact in (*listed, *packaged)}
+
+    def _digest(self, artifact: ArtifactId) -> str:
+        entry = self.index.entry(artifact)
+        return entry.digest if entry is not None else Version.on(self.hub, artifact).digest
 
 
-@dataclass(frozen=True)
-class Applied:
-    """What came of a change.
-
-    Attributes:
-        change: what was written; `None` when nothing had to be.
-    """
-
-    change: Change | None
-    commit: Commit
-    state: HubState
-
-
-def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied:
+def apply_change(
+    hub: Hub, make: Callable[[HubState], Change | None], *, create: bool | None = None
+) -> tuple[Change | None, Commit, HubState]:
     """Commit what `make` makes of the state of `hub`, against other writers and lost replies.
 
     Args:
         create: whether a repository that is not there is created first; `None` where the user
             cannot ask for it.
+
+    Returns:
+        What was written, or `None` when nothing had to be; the commit; the state before it.
     """
     sent: Change | None = None
     placed: Change | None = None
@@ -145,14 +181,14 @@ def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied
             raise _unknown(hub, error) from error
         if change is None:
             tidy(hub)
-            return Applied(sent or placed, Commit(state.revision), state)
+            return sent or placed, Commit(state.revision), state
         if attempt == ATTEMPTS:
             break
         try:
             commit = hub.commit(change)
             if placed is not None and change.artifact is None:
                 change = replace(change, artifact=placed.artifact, files=placed.files)
-            return Applied(change, commit, state)
+            return change, commit, state
         except RateLimited:
             raise
         except StaleRevision as error:
@@ -169,40 +205,31 @@ def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied
 
 def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -> HubState:
     """The state of `hub`; a folder that is not there is empty if it may be created, a repository
-    once it was.
-
-    Args:
-        create: create a repository, or a folder, that is not there; `None` where the user cannot
-            ask for it.
-        dry_run: create nothing; the state is what it would be.
-    """
+    once it was. `create` is as for `apply_change`; with `dry_run` nothing is created."""
+    make = getattr(hub, "create", None)
     try:
         return HubState.read(hub)
     except PathNotFound as error:
-        if not create:
-            hint = (
-                error.advice
-                if create is None
-                else "check the path; to make a new hub there: --create"
-            )
-            raise PathNotFound(error.message, hint=hint) from error
-        return HubState.empty(hub, hub.revision)  # the first commit creates the folder
+        if create:
+            return HubState.empty(hub, hub.revision)  # the first commit creates the folder
+        make_it = "check the path; to make a new hub there: --create"
+        hint = error.advice if create is None else make_it
+        raise PathNotFound(error.message, hint=hint) from error
     except RepositoryNotFound as error:
-        if not create or not isinstance(hub, CanCreate):
-            can = create is not None and isinstance(hub, CanCreate)
+        if not create or make is None:
+            can = create is not None and make is not None
             hint = "check the name; to make a new repository: --create" if can else error.advice
             raise RepositoryNotFound(error.message, hint=hint) from error
     if dry_run:
         return HubState.empty(hub, None)
-    hub.create(private=False)
+    make(private=False)
     return HubState.read(hub)
 
 
 def tidy(hub: Hub) -> None:
     """Remove what killed writers left on `hub`, for who has nothing to write; every commit does it
     too."""
-    if isinstance(hub, CanTidy):
-        hub.tidy()
+    getattr(hub, "tidy", lambda: None)()
 
 
 def _unknown(hub: Hub, error: NetworkError) -> NetworkError:
@@ -214,7 +241,7 @@ def _unknown(hub: Hub, error: NetworkError) -> NetworkError:
 
 @dataclass(frozen=True)
 class Version:
-    """One artifact."""
+    """One artifact: its payload, and its `oscar.json` if it has one."""
 
     id: ArtifactId
     payload: tuple[FileDigest, ...]
@@ -239,23 +266,21 @@ class Version:
                 what = f"{FILE_NAME} of {artifact} on {hub.title}"
                 raise DigestMismatchError.for_content(what, want=want, got=got)
         manifest = Manifest.readable(data)
-        names = (
-            [f.path for f in manifest.files if f.path in listing]
-            if manifest
-            else list(filter(is_payload, listing))
-        )
-        if not names:
-            raise ArtifactNotFound(
-                f"{artifact} on {hub.title} has no rotation files.",
-                hint="the version is incomplete; tell its owner",
-            )
+        names = filter(is_payload, listing)
+        if manifest:
+            names = filter(listing.__contains__, (file.path for file in manifest.files))
         payload = []
-        for file in (listing[name] for name in names):
+        for file in map(listing.__getitem__, names):
             if file.sha256 is not None:
                 payload.append(FileDigest(file.path, file.sha256, file.size))
             else:
                 content = hub.fetch(artifact, file.path, limit=file.size)
                 payload.append(file_digest(file.path, content))
+        if not payload:
+            raise ArtifactNotFound(
+                f"{artifact} on {hub.title} has no rotation files.",
+                hint="the version is incomplete; tell its owner",
+            )
         return cls(artifact, tuple(sorted(payload)), data)
 
     @property
@@ -269,33 +294,30 @@ class Version:
         return Manifest.readable(self.manifest_bytes)
 
     @property
-    def manifest_sha256(self) -> str | None:
-        """sha256 of `oscar.json`, or `None`."""
-        return None if self.manifest_bytes is None else sha256_hex(self.manifest_bytes)
+    def hashes(self) -> dict[str, str | None]:
+        """sha256 of each file by its name; `None` where there is no `oscar.json`."""
+        own = None if self.manifest_bytes is None else sha256_hex(self.manifest_bytes)
+        return {file.path: file.sha256 for file in self.payload} | {FILE_NAME: own}
 
     def changed_files(self, other: Version) -> list[str]:
         """Names of the files in which `other` differs; none when both are the same version.
 
         When and by which tool a manifest was written makes no other version."""
-        mine, theirs = ({f.path: f.sha256 for f in version.payload} for version in (self, other))
-        changed = sorted(
-            name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)
-        )
-        return changed if _same_manifest(self, other) else [FILE_NAME, *changed]
+        mine, theirs = self.hashes, other.hashes
+        changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
+        one, two = self.manifest, other.manifest
+        if one and two and one.model_copy(update={"created": two.created, "tool": two.tool}) == two:
+            changed = [name for name in changed if name != FILE_NAME]
+        return changed
 
     def entry(
         self, previous: IndexEntry | None = None, *, aliases: Sequence[str] = ()
     ) -> IndexEntry:
-        """The index entry of this version."""
+        """The index entry of this version, with what `previous` says beside its files."""
         manifest = self.manifest
-        kept = (
-            {name: getattr(previous, name) for name in ("status", "scores", "accepted", "hubs")}
-            if previous
-            else {}
-        )
-        names = {
-            alias.casefold(): alias for alias in (*(previous.aliases if previous else ()), *aliases)
-        }
+        kept = ("status", "scores", "accepted", "hubs") if previous else ()
+        given = (*(previous.aliases if previous else ()), *aliases)
+        names = {alias.casefold(): alias for alias in given}
         try:
             return IndexEntry(
                 id=str(self.id),
@@ -303,20 +325,211 @@ class Version:
                 files=tuple(
                     PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in self.payload
                 ),
-                manifest_sha256=self.manifest_sha256,
+                manifest_sha256=self.hashes[FILE_NAME],
                 model=manifest.model.id if manifest else previous.model if previous else None,
                 summary=Summary.of(manifest) if manifest else None,
                 aliases=tuple(names[key] for key in sorted(names)),
-                **kept,
+                **{name: getattr(previous, name) for name in kept},
             )
         except ValidationError as error:
             raise MalformedFile("index.entry", f"{self.id}: {error.errors()[0]['msg']}.") from None
 
 
-def _same_manifest(one: Version, two: Version) -> bool:
-    if one.manifest_bytes == two.manifest_bytes:
-        return True
-    first, second = one.manifest, two.manifest
-    if first is None or second is None:
+def placed(
+    state: HubState,
+    version: Version,
+    files: Mapping[str, bytes],
+    *,
+    aliases: Sequence[str] = (),
+    scores: Sequence[Score] = (),
+    accepted: Sequence[Accepted] = (),
+    like: IndexEntry | None = None,
+    propose: bool = False,
+    verb: str = "Publish",
+) -> Change | None:
+    """What has to be written to a hub in `state` so that it has `version`; `None` when everything
+    is there.
+
+    Args:
+        aliases, scores, accepted: what to add to its index entry.
+        like: an entry of another hub, whose status, scores, aliases and places a new entry takes
+            over.
+    """
+    artifact, digest = version.id, version.digest
+    there = _same_there(state, version, files)
+    known = state.index.entry(artifact)
+    if there is None and known is not None and known.digest != digest:
+        raise VersionExists(
+            f"the index of {state.hub.title} knows {artifact} as {known.digest}, this is {digest}.",
+            hint=_OTHER_TAG,
+        )
+    previous = known if known is not None and known.digest == digest else like
+    entry = (there or version).entry(previous, aliases=aliases)
+    more = {
+        "scores": merged(entry.scores, scores),
+        "accepted": tuple(sorted({*entry.accepted, *accepted})),
+    }
+    entry = entry.model_copy(update=more)
+    root = state.root_files(state.index if entry == known else state.index.with_entry(entry))
+    if there is None:
+        message = f"{verb} {artifact} ({digest[:19]})"
+        return Change(artifact, files, root, state.revision, message, propose)
+    message = f"Update index and card for {artifact}"
+    return Change(None, {}, root, state.revision, message, propose) if root else None
+
+
+def _same_there(state: HubState, version: Version, files: Mapping[str, bytes]) -> Version | None:
+    """The same version as the hub has it, or `None`; when it differs, only in when its manifest was
+    written."""
+    artifact, hub = version.id, state.hub
+    spelled = next((other for other in state.artifacts if other.key == artifact.key), None)
+    if spelled is None:
+        return None
+    if spelled != artifact:
+        raise VersionExists(
+            f"{artifact} is already on {hub.title}, spelled {spelled}.", hint=_OTHER_TAG
+        )
+    try:
+        there = Version.on(hub, artifact)
+        changed = version.changed_files(there)
+    except ArtifactNotFound:
+        changed = sorted(files)
+    if changed:
+        raise VersionExists(
+            f"{artifact} is already on {hub.title}, with other content ({', '.join(changed)}).",
+            hint=_OTHER_TAG,
+        )
+    return there
+
+
+def check_arrived(hub: Hub, version: Version, beside: Mapping[str, bytes]) -> None:
+    """List what was written by a fresh request, and compare every byte's sha256."""
+    hub.refresh()
+    try:
+        got = Version.on(hub, version.id).hashes
+    except ArtifactNotFound:
+        raise DigestMismatchError.for_content(
+            f"{version.id} on {hub.title}", want=version.digest, got=None
+        ) from None
+    except NetworkError as error:
+        raise NetworkError(
+            f"{version.id} was written to {hub.title}, but could not be read back: {error.message}",
+            hint="run the same command again, which is safe and checks it",
+        ) from error
+    want = version.hashes | {name: sha256_hex(data) for name, data in beside.items()}
+    for file in hub.files(version.id) if beside else ():
+        if file.path in beside:
+            size = len(beside[file.path])
+            got[file.path] = file.sha256 or sha256_hex(hub.fetch(version.id, file.path, limit=size))
+    for name in sorted(want.keys() | got.keys()):
+        if want.get(name) != got.get(name):
+            raise DigestMismatchError.for_content(
+                f"{name} of {version.id} on {hub.title}",
+                want=want.get(name) or "no file",
+                got=got.get(name),
+            )
+
+
+def tag_name(hub: Hub, artifact: ArtifactId) -> str | None:
+    """The tag of `artifact`, without a slash; `None` for a hub on this machine, which has none."""
+    return f"oz-{artifact.model}-{artifact.tag}" if address.is_remote(hub.name) else None
+
+
+def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | None, str | None]:
+    """Tag `revision`. The commit is the truth, so that a tag that fails is a warning.
+
+    Returns:
+        The tag that names this version, or `None`; and the warning, or `None`.
+    """
+    name = tag_name(hub, version.id)
+    if name is None:
+        return None, None
+    try:
+        hub.tag(name, revision, f"{version.id} {version.digest}")
+    except ConflictError:
+        if not _names(hub, name, version):
+            return None, f"the tag {name} of {hub.title} names other content."
+    except OscarZooError as error:
+        text = f"the tag {name} could not be made: {error.message} Publishing this again makes it."
+        return None, text
+    return name, None
+
+
+def _names(hub: Hub, tag: str, version: Version) -> bool:
+    """Whether `tag` stands on a commit that has this version, as when it was made by an earlier
+    run."""
+    try:
+        return not version.changed_files(Version.on(hub.at(tag), version.id))
+    except OscarZooError:
         return False
-    return first.model_copy(update={"created": second.created, "tool": second.tool}) == second
+
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class ErrorFacts:
+    """Why a command, or a part of it, failed."""
+
+    code: Annotated[
+        str, says("What went wrong, in a word that does not change, such as not_found.artifact.")
+    ]
+    message: Annotated[str, says("The cause, in a sentence for people.")]
+    hint: Annotated[str | None, says("What to do next, for people; null where nobody can say.")]
+
+
+def facts_of(errors: Sequence[OscarZooError]) -> list[ErrorFacts]:
+    """Errors as JSON has them."""
+    return [ErrorFacts(error.code, error.message, error.hint) for error in errors]
+
+
+Failure = Annotated[
+    InstanceOf[OscarZooError] | None,
+    PlainSerializer(
+        lambda error: facts_of([] if error is None else [error]), return_type=list[ErrorFacts]
+    ),
+    Field(serialization_alias="errors", description="Why the next hub did not take it, if any."),
+]
+
+
+def writable_hubs(names: Sequence[str]) -> tuple[Hub, ...]:
+    """The hubs to write to, in order, those without commits last; without names, `publish` of
+    `config.toml`, or the zoo of this user."""
+    hubs = address.publishing_hubs(names)
+    for hub in hubs:
+        check_online(hub)
+    return hubs
+
+
+def check_online(hub: Hub) -> None:
+    """Raise `OfflineError` when offline mode forbids asking `hub`."""
+    settings = address.load()
+    if address.is_remote(hub.name) and settings.offline:
+        raise OfflineError(
+            f"{hub.title} cannot be reached in offline mode.", hint=settings.go_online
+        )
+
+
+def write_to_each(
+    hubs: Sequence[Hub], write: Callable[[Hub], R], doing: str, observer: Observer
+) -> tuple[tuple[R, ...], OscarZooError | None]:
+    """Run `write` on one hub after the other: what it gave, and why the next hub failed, after
+    which no other is tried. Who interrupts it is told which were written before."""
+    done: list[R] = []
+    for hub in hubs:
+        observer.advance(f"{doing} {hub.title}", 0, 0)
+        try:
+            done.append(write(hub))
+        except (KeyboardInterrupt, SystemExit) as error:
+            for before in hubs[: len(done)]:
+                error.add_note(f"written before that: {before.name}")
+            raise
+        except OscarZooError as error:
+            if isinstance(error, HubUnreachable | HubTimeout):
+                error.advise("check the connection, then run the same command again, which is safe")
+            if not done:
+                raise
+            return tuple(done), error
+        finally:
+            observer.begin((), timed=False)
+    return tuple(done), None

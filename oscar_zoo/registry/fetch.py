@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, computed_field
 
 from oscar_zoo.artifact import durable, signature_file
-from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, FileDigest, sha256_hex
+from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import (
@@ -42,14 +42,14 @@ from oscar_zoo.errors import (
     RevisionNotFound,
 )
 from oscar_zoo.registry import pins, trust
+from oscar_zoo.registry.asking import explained, first_answer
 from oscar_zoo.registry.catalog import Catalog, PayloadFile
 from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress
 from oscar_zoo.registry.hubs.threads import in_parallel
-from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.pins import Pin
-from oscar_zoo.registry.resolve import explained, find, first_answer
 from oscar_zoo.registry.signatures import (
     NOT_SIGNED,
     KnownKeys,
@@ -58,8 +58,8 @@ from oscar_zoo.registry.signatures import (
     unreadable,
 )
 from oscar_zoo.registry.store import Record, Store, StoredArtifact, find_installed
-from oscar_zoo.registry.trust import Promise, Trust
-from oscar_zoo.registry.view import HubView, ResolvedArtifact
+from oscar_zoo.registry.trust import Trust
+from oscar_zoo.registry.view import HubView, ResolvedArtifact, find
 
 T = TypeVar("T")
 PARALLEL_FILES = 4
@@ -97,8 +97,7 @@ class PullResult:
     """The outcome, when the bytes were verified just now."""
     signature: SignatureReport = NOT_SIGNED
     pinned_by: Annotated[
-        Path | None,
-        says("The lock file that names it, so that no hub was asked; null otherwise."),
+        Path | None, says("The lock file that names it, so that no hub was asked; null otherwise.")
     ] = None
     computed: Annotated[bool, says("Whether it was computed now, because nobody had it.")] = False
     output: Annotated[
@@ -149,22 +148,12 @@ class PullResult:
         return self.artifact.record.revision
 
 
-@dataclass(frozen=True)
-class Offer:
-    """An offer of a hub and everything promised about it before."""
-
-    view: HubView
-    resolved: ResolvedArtifact
-    promises: tuple[Promise, ...]
-
-
 @dataclass
 class PullJob:
     """One pull, its arguments and its steps; `pull` or `plan` is what to call.
 
     Attributes:
-        hubs: where from, in order; the next one is asked after network trouble, or when one does
-            not have it.
+        hubs: where from, in order.
         trust: what was seen before and how strict to be.
         signing: whether a signature is required, and keys that are known.
         offline: take the copy in the store; only hubs in folders may be in `hubs`.
@@ -195,16 +184,16 @@ class PullJob:
     def pull(self) -> PullResult:
         """Fetch, verify and store the artifact, or check the copy that is already there."""
         any_copy = self.offline or self.prefer_installed
-        here = self.installed(any_copy)
+        here = self._installed(any_copy)
         if here is not None:
             record = here.artifact.record
-            self.remember_copy(record)
+            self._pin_copy(record)
             status = status_warnings(record, self.catalog, ask=not any_copy)
             return replace(here, warnings=(*status, *here.warnings))
         self.store.check_owner()  # before a hub is asked
         with durable.held(durable.STORE, shared=True, timeout=30, root=self.store.root):
             try:
-                result, notes = self.ask(self.obtain)
+                result, notes = self._ask(self._obtain)
             except (NetworkError, NotFoundError) as error:
                 if self.refused is not None:
                     what, signature = self.refused
@@ -219,15 +208,15 @@ class PullJob:
     def plan(self) -> ResolvedArtifact | PullResult:
         """What `pull` would do: the installed copy it would take, or the offer it would fetch.
         Writes nothing."""
-        here = self.installed(self.offline)
+        here = self._installed(self.offline)
         if here is not None:
             return here
         try:
-            return self.ask(self.offer)[0].resolved
+            return self._ask(self._offer)[0]
         except (NetworkError, NotFoundError) as error:
             raise explained(error, self) from error.__cause__
 
-    def installed(self, any_copy: bool) -> PullResult | None:
+    def _installed(self, any_copy: bool) -> PullResult | None:
         """The copy in the store, where no hub has to be asked: pinned, named by its digest, or
         `any_copy` will do."""
         pin = self.pin
@@ -246,26 +235,28 @@ class PullJob:
         stored = self.store.intact(record)
         if stored is None:
             return None
-        signature = self._signed(stored, stored.record.source)
+        hub = stored.record.source
+        signature = self._signature_of(stored, hub)
         if self.signing.required and signature.state != "valid":
             self.refused = (stored.record.id.reference, signature)
             return None  # a hub may have a signature of it
-        here = _present(stored, stored.record.source, signature=signature)
+        here = _present(stored, hub, signature)
         lock = self.trust.lock
         return here if pin is None or lock is None else replace(here, pinned_by=lock.path)
 
-    def remember_copy(self, record: Record) -> None:
+    def _pin_copy(self, record: Record) -> None:
         """Pin a copy that was taken without asking a hub, as it was pinned when it was fetched."""
-        if self.pin is None:
-            known = self.trust.known.read().pin(record.id)
-            same = known is not None and known.same_bytes(record.digest, record.manifest_sha256)
+        if self.pin is not None:
+            return
+        known = self.trust.known.read().pin(record.id)
+        if known is None or not known.same_bytes(record.digest, record.manifest_sha256):
             source: pins.Source = "manifest" if record.manifest_sha256 else "listing"
-            self.trust.remember(
-                known if known and same else _pin(record, record.source, record.revision, source)
-            )
+            known = _pin(record, record.source, record.revision, source)
+        self.trust.remember(known)
 
-    def ask(self, call: Callable[[Hub], T]) -> tuple[T, tuple[str, ...]]:
-        """`call` of the first hub that answers; the hub of a pin first, at its commit."""
+    def _ask(self, call: Callable[[Hub], T]) -> tuple[T, tuple[str, ...]]:
+        """`call` of the first hub that answers, and a sentence for every hub that did not answer
+        before; the hub of a pin first, at its commit."""
         hubs = tuple(self.hubs)
         if self.offline and not hubs:
             raise OfflineError.for_name(str(self.reference), go_online=self.go_online)
@@ -274,42 +265,19 @@ class PullJob:
             hubs = (*home, *(hub for hub in hubs if hub not in home))
         return first_answer(hubs, call, name=str(self.reference))
 
-    def offer(self, hub: Hub) -> Offer:
+    def _offer(self, hub: Hub) -> ResolvedArtifact:
         """What `hub` offers, its listing already held against every promise."""
         pin = self.pin
-        if (
-            pin is not None
-            and pins.same_hub(hub.name, pin.hub)
-            and _COMMIT.fullmatch(pin.revision or "")
-        ):
-            return self._pinned_offer(hub.at(str(pin.revision)), pin)
-        view = HubView.open(hub, self.catalog, trust=self.trust)
-        resolved = find(self.reference, view) if pin is None else view.offer(pin.artifact_id)
-        return self._checked(view, resolved)
-
-    def obtain(self, hub: Hub) -> PullResult:
-        """Take what `hub` offers into the store, unless the same bytes are there."""
-        offer = self.offer(hub)
-        with durable.held(f"pull {offer.resolved.id.key}", root=self.store.root):
-            known = self.store.find(offer.resolved.id)
-            same = known if known and _same(offer.resolved, known) else None
-            stored = self.store.intact(same)
-            signature = stored and self._signed(stored, hub.name, offer.view.key)
-            kept = signature and (signature.state == "valid" or not self.signing.required)
-            if stored and signature and kept:
-                warnings = offer.resolved.warnings
-                result = _present(stored, hub.name, warnings, signature=signature)
-            else:
-                with self._at_pinned_commit(hub):
-                    result = self._download(offer)
-            self.store.keep_only(result.artifact.record)
-            self._remember(offer, result)
-        return result
-
-    def _pinned_offer(self, hub: Hub, pin: Pin) -> Offer:
-        with self._at_pinned_commit(hub):
-            view = HubView(hub, self.catalog, Index.empty())
-            return self._checked(view, view.offer(pin.artifact_id))
+        at_home = pin is not None and pins.same_hub(hub.name, pin.hub)
+        if pin is not None and at_home and _COMMIT.fullmatch(pin.revision or ""):
+            with self._at_pinned_commit(hub):
+                view = HubView(hub.at(str(pin.revision)), self.catalog, Index.empty())
+                found = view.offer(pin.artifact_id)
+        else:
+            view = HubView.open(hub, self.catalog, trust=self.trust)
+            found = find(self.reference, view) if pin is None else view.offer(pin.artifact_id)
+        self._check(found, found.digest)
+        return found
 
     @contextlib.contextmanager
     def _at_pinned_commit(self, hub: Hub) -> Iterator[None]:
@@ -326,89 +294,93 @@ class PullJob:
                 hint="its history was rewritten; to lock what it offers now: --accept-new-digest",
             ) from error
 
-    def _checked(self, view: HubView, resolved: ResolvedArtifact) -> Offer:
-        promises = tuple(
-            self.trust.promises(
-                resolved.id, entry=resolved.entry, packaged=resolved.packaged_promise
+    def _check(self, offer: ResolvedArtifact, digest: str | None) -> bool:
+        """Hold `digest` against everything promised before; whether anybody promised anything."""
+        promised = self.trust.promises(offer.id, entry=offer.entry, packaged=offer.packaged_promise)
+        copy = self.store.find(offer.id)
+        promises = (*promised, *(() if copy is None else (trust.of_record(copy),)))
+        self.trust.check(offer.id, digest, offer.manifest_sha256, of=promises, hub=offer.hub.title)
+        return bool(promises)
+
+    def _obtain(self, hub: Hub) -> PullResult:
+        """Take what `hub` offers into the store, unless the same bytes are there, and pin it."""
+        offer = self._offer(hub)
+        view = offer.view
+        revision = offer.hub.revision if view.is_remote else None
+        with durable.held(f"pull {offer.id.key}", root=self.store.root):
+            known = self.store.find(offer.id)
+            same = (
+                known is not None
+                and offer.digest in (None, known.digest)
+                and offer.manifest_sha256 == known.manifest_sha256
             )
-        )
-        known = self.store.find(resolved.id)
-        if known is not None:
-            promises = (*promises, trust.of_record(known))
-        offer = Offer(view, resolved, promises)
-        self._check(offer, resolved.digest)
-        return offer
+            stored = self.store.intact(known if same else None)
+            signature = None if stored is None else self._signature_of(stored, hub.name, view.key)
+            if stored and signature and (signature.state == "valid" or not self.signing.required):
+                result = _present(stored, hub.name, signature, offer.warnings)
+            else:
+                with self._at_pinned_commit(hub):
+                    result = self._download(offer, revision)
+            self.store.keep_only(result.artifact.record)
+            pin = _pin(result.artifact.record, offer.hub.name, revision, _promised_by(offer))
+            self.trust.remember(pin, hub=offer.hub.name, index=view.index, key=view.key)
+        return result
 
-    def _check(self, offer: Offer, digest: str | None) -> None:
-        resolved = offer.resolved
-        self.trust.check(
-            resolved.id,
-            digest,
-            resolved.manifest_sha256,
-            of=offer.promises,
-            hub=offer.view.hub.title,
-        )
-
-    def _download(self, offer: Offer) -> PullResult:
-        resolved = offer.resolved
-        files = fetch_files(resolved, self.progress)
-        if resolved.manifest_bytes is not None:
-            files[FILE_NAME] = resolved.manifest_bytes
-        signature, data = self._signature(offer, files)
-        payload = {name: content for name, content in files.items() if name != FILE_NAME}
-        verified = verify_payload(resolved, payload)
+    def _download(self, offer: ResolvedArtifact, revision: str | None) -> PullResult:
+        payload = fetch_files(offer, self.progress)
+        beside = {} if offer.manifest_bytes is None else {FILE_NAME: offer.manifest_bytes}
+        files = payload | beside
+        signature, data = self._fetched_signature(offer, files)
+        verified = verify_payload(offer, payload)
         # A listing without digests promised nothing before; promises must hold for the bytes
         # themselves.
-        self._check(offer, verified.digest)
+        promised = self._check(offer, verified.digest)
         wanted = self.reference.digest
         if wanted is not None and not verified.digest.startswith(wanted):
-            raise DigestMismatchError.for_content(
-                str(resolved.id), want=wanted, got=verified.digest
-            )
+            raise DigestMismatchError.for_content(str(offer.id), want=wanted, got=verified.digest)
         if data is not None:
             files[SIGNATURE_NAME] = data
-        accepted, measured = _quality(resolved.entry)
+        entry = offer.entry
+        made = entry.summary.measured if entry and entry.summary else None
         artifact = self.store.put(
-            resolved.id,
+            offer.id,
             files,
-            source=resolved.hub.name,
-            revision=resolved.hub.revision if offer.view.is_remote else None,
+            source=offer.hub.name,
+            revision=revision,
             level=verified.level,
             warnings=verified.warnings,
-            accepted=accepted,
-            measured=measured,
+            accepted=entry.accepted if entry else (),
+            measured=Measured.best(entry.scores, made) if entry else None,
         )
-        first_use = resolved.manifest is None and not offer.promises
-        warnings = (*resolved.warnings, *_remarks(resolved.id, signature), *verified.warnings)
         return PullResult(
             artifact,
             False,
-            first_use,
-            resolved.hub.name,
+            offer.manifest is None and not promised,
+            offer.hub.name,
             verified.level,
-            warnings,
+            (*offer.warnings, *_remarks(offer.id, signature), *verified.warnings),
             verified=verified,
             signature=signature,
         )
 
-    def _signature(
-        self, offer: Offer, files: dict[str, bytes]
+    def _fetched_signature(
+        self, offer: ResolvedArtifact, files: dict[str, bytes]
     ) -> tuple[SignatureReport, bytes | None]:
         """What is known about the signature of fetched files, which nothing has parsed yet, and the
         signature file."""
         data = None
         try:
-            data = fetch_signature(offer.resolved)
-            report = check_signature(
-                data, files, self._keys(offer.resolved.hub.name, offer.view.key)
-            )
+            data = fetch_signature(offer)
+            report = check_signature(data, files, self._keys(offer.hub.name, offer.view.key))
         except MalformedFile as error:
             report = unreadable(error)
         if self.signing.required:
-            report.require(f"{offer.resolved.id.reference} on {offer.view.hub.title}")
+            report.require(f"{offer.id.reference} on {offer.hub.title}")
         return report, data
 
-    def _signed(self, stored: StoredArtifact, hub: str, key: str | None = None) -> SignatureReport:
+    def _signature_of(
+        self, stored: StoredArtifact, hub: str, key: str | None = None
+    ) -> SignatureReport:
         return check_signature(stored.signature, stored.signed_files, self._keys(hub, key))
 
     def _keys(self, hub: str, key: str | None) -> KnownKeys:
@@ -416,85 +388,65 @@ class PullJob:
         now."""
         return KnownKeys.gather(self.signing.keys, {hub: key or self.trust.key_of(hub)})
 
-    def _remember(self, offer: Offer, result: PullResult) -> None:
-        hub = offer.resolved.hub
-        revision = hub.revision if offer.view.is_remote else None
-        pin = _pin(result.artifact.record, hub.name, revision, _source(offer.resolved))
-        self.trust.remember(pin, hub=hub.name, index=offer.view.index, key=offer.view.key)
 
-
-def fetch_files(resolved: ResolvedArtifact, progress: Progress | None = None) -> dict[str, bytes]:
-    """The payload of `resolved`, every file as its hub lists it.
+def fetch_files(offer: ResolvedArtifact, progress: Progress | None = None) -> dict[str, bytes]:
+    """The payload, every file as its hub lists it.
 
     A file that differs from the listing is fetched once more from the same hub, then refused."""
-    if resolved.size > MAX_ARTIFACT_BYTES:
-        raise MalformedFile(
-            "file.size",
-            f"{resolved.id} has {resolved.size} bytes, at most {MAX_ARTIFACT_BYTES} are fetched.",
-        )
-    calls = [partial(_fetch, resolved, file, progress) for file in resolved.files]
-    bodies = (
-        in_parallel(calls, workers=PARALLEL_FILES) if len(calls) > 1 else [call() for call in calls]
-    )
-    return {file.path: data for file, data in zip(resolved.files, bodies, strict=True)}
+    size = sum(file.size for file in offer.files)
+    if size > MAX_ARTIFACT_BYTES:
+        text = f"{offer.id} has {size} bytes, at most {MAX_ARTIFACT_BYTES} are fetched."
+        raise MalformedFile("file.size", text)
+    calls = [partial(_fetch, offer, file, progress) for file in offer.files]
+    bodies = in_parallel(calls, workers=PARALLEL_FILES)
+    return {file.path: data for file, data in zip(offer.files, bodies, strict=True)}
 
 
-def fetch_signature(resolved: ResolvedArtifact) -> bytes | None:
-    """The signature file of `resolved`, or `None` where its hub lists none."""
-    file = resolved.signature
+def fetch_signature(offer: ResolvedArtifact) -> bytes | None:
+    """The signature file, or `None` where the hub lists none."""
+    file = offer.signature
     if file is None:
         return None
     if file.size > signature_file.MAX_BYTES:
         raise MalformedFile(
             "file.size",
-            f"{file.path} of {resolved.id} has {file.size:,} bytes, at most"
+            f"{file.path} of {offer.id} has {file.size:,} bytes, at most"
             f" {signature_file.MAX_BYTES:,} are read.",
         )
-    return _fetch(resolved, file, None)
+    return _fetch(offer, file, None)
 
 
-def verify_payload(resolved: ResolvedArtifact, payload: dict[str, bytes]) -> Verified:
+def verify_payload(offer: ResolvedArtifact, payload: dict[str, bytes]) -> Verified:
     """Verify fetched files; raises `VerificationFailed` for anything but `Verified`."""
-    from oscar_zoo.artifact.verify import (
-        verify_files,
-    )  # numpy: a pull of what is here already does without
+    # numpy: a pull of what is here already does without
+    from oscar_zoo.artifact.verify import verify_files
 
     outcome = verify_files(
         payload,
-        manifest=resolved.manifest,
-        expected=_promised(resolved),
-        geometry=resolved.geometry,
-        name_hint=str(resolved.id),
+        manifest=offer.manifest,
+        expected=offer.packaged.file_digests if offer.packaged else None,
+        geometry=offer.geometry,
+        name_hint=str(offer.id),
     )
     if not isinstance(outcome, Verified):
-        refuse(str(resolved.id), outcome)
+        refuse(str(offer.id), outcome)
     return outcome
 
 
-def _fetch(resolved: ResolvedArtifact, file: HubFile, progress: Progress | None) -> bytes:
-    hub = resolved.hub
+def _fetch(offer: ResolvedArtifact, file: HubFile, progress: Progress | None) -> bytes:
     for _ in range(2):
-        data = hub.fetch(resolved.id, file.path, limit=file.size, progress=progress)
+        data = offer.hub.fetch(offer.id, file.path, limit=file.size, progress=progress)
         got = sha256_hex(data)
         if len(data) == file.size and file.sha256 in (None, got):
             return data
     want = file.sha256 or f"{file.size} bytes"
     seen = got if file.sha256 else f"{len(data)} bytes"
-    raise DigestMismatchError.for_content(
-        f"{file.path} of {resolved.id} on {hub.title}", want=want, got=seen
-    )
-
-
-def _promised(resolved: ResolvedArtifact) -> Sequence[FileDigest] | None:
-    return resolved.packaged.file_digests if resolved.packaged else None
+    what = f"{file.path} of {offer.id} on {offer.hub.title}"
+    raise DigestMismatchError.for_content(what, want=want, got=seen)
 
 
 def _present(
-    stored: StoredArtifact,
-    hub: str,
-    warnings: tuple[str, ...] = (),
-    *,
-    signature: SignatureReport,
+    stored: StoredArtifact, hub: str, signature: SignatureReport, warnings: tuple[str, ...] = ()
 ) -> PullResult:
     record = stored.record
     level: Any = record.level
@@ -522,24 +474,9 @@ def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) ->
     )
 
 
-def _same(resolved: ResolvedArtifact, known: Record) -> bool:
-    return (
-        resolved.digest in (None, known.digest)
-        and resolved.manifest_sha256 == known.manifest_sha256
-    )
-
-
-def _source(resolved: ResolvedArtifact) -> pins.Source:
-    if resolved.entry is not None:
+def _promised_by(offer: ResolvedArtifact) -> pins.Source:
+    if offer.entry is not None:
         return "index"
-    if resolved.manifest is not None:
+    if offer.manifest is not None:
         return "manifest"
-    return "content" if resolved.digest is None else "listing"
-
-
-def _quality(entry: IndexEntry | None) -> tuple[tuple[str, ...], Measured | None]:
-    """What an index says about the quality of an artifact, to know it without the hub."""
-    if entry is None:
-        return (), None
-    made = entry.summary.measured if entry.summary else None
-    return entry.accepted, Measured.best(entry.scores, made)
+    return "content" if offer.digest is None else "listing"

@@ -1,7 +1,7 @@
 """What in the store nothing needs any more, and taking it away.
 
 Nothing that can be used is touched: complete entries stay, and so does what a process may be
-working on. Entries are added while `locks.STORE` is held shared; this holds it exclusively. Where
+working on. Entries are added while `durable.STORE` is held shared; this holds it exclusively. Where
 that is not possible (others are busy, or there are no locks), blobs younger than an hour stay too,
 and every removal is one that a `put` at the same moment survives: it keeps a copy where a blob
 vanished, and an entry that was replaced is known by its inode and stays.
@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oscar_zoo.artifact import durable, strict_json
-from oscar_zoo.artifact.durable import STORE, held
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.errors import MalformedFile, PathNotFound
-from oscar_zoo.registry import store as records
-from oscar_zoo.registry.store import COMPLETE, Record, Store, inside
+from oscar_zoo.registry.store import COMPLETE, RECORD_NAME, RECORD_SCHEMA, Record, Store, inside
 
 HUB_METADATA_SECONDS = 30 * 24 * 3600
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -42,15 +40,15 @@ class FileInode(NamedTuple):
     links: int
     size: int
 
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileInode:
+        return cls((status.st_dev, status.st_ino), status.st_nlink, status.st_size)
+
 
 @dataclass(frozen=True)
 class Garbage:
-    """A file or folder that nothing needs.
-
-    Attributes:
-        kind: `leftover`, `incomplete entry`, `empty folder`, `blob` or `hub metadata`.
-        files: the files in it, or itself.
-    """
+    """A file or folder that nothing needs, with the files in it, or itself; `kind` is `leftover`,
+    `incomplete entry`, `empty folder`, `blob` or `hub metadata`."""
 
     path: Path
     kind: str
@@ -74,21 +72,24 @@ class GcReport:
 
 def gc(store: Store, *, dry_run: bool = False, patience: float = _PATIENCE) -> GcReport:
     """Remove what no entry needs: blobs, leftovers of killed processes, incomplete entries, old
-    listings of hubs.
-
-    Args:
-        patience: seconds to wait for processes that add entries just now.
-    """
+    listings of hubs. Processes that add entries just now are waited for `patience` seconds."""
     store.check_owner()
     if not store.root.exists():
         return GcReport((), 0, True)
     with (
         durable.storage_errors(f"cannot clean {store.root}", cache=True),
-        held(STORE, timeout=patience, root=store.root) as alone,
+        durable.held(durable.STORE, timeout=patience, root=store.root) as alone,
     ):
-        found = _garbage(store, alone=alone)
-        removed = found if dry_run else tuple(item for item in found if _remove(item))
-    return GcReport(removed, _freed(removed), alone)
+        now = time.time()
+        found = [*_leftovers(store), *_incomplete(store, now - durable.STALE_SECONDS)]
+        found += _empty_folders(store, {item.path for item in found})
+        found += _blobs(store, found, None if alone else now - durable.STALE_SECONDS)
+        found += _hub_metadata(store, now - HUB_METADATA_SECONDS)
+        removed = tuple(item for item in found if dry_run or _remove(item))
+    files = {file.key: file for item in removed for file in item.files}
+    names = Counter(file.key for item in removed for file in item.files)
+    freed = sum(file.size for key, file in files.items() if names[key] == file.links)
+    return GcReport(removed, freed, alone)
 
 
 def is_rotten(entry: Path) -> bool:
@@ -97,49 +98,30 @@ def is_rotten(entry: Path) -> bool:
     if not (entry / COMPLETE).exists() or Record.read(entry) is not None:
         return False
     try:
-        schema = strict_json.loads(
-            read_file(entry / records.RECORD_NAME), what=records.RECORD_NAME
-        )["schema"]
+        schema = strict_json.loads(read_file(entry / RECORD_NAME), what=RECORD_NAME)["schema"]
     except (MalformedFile, PathNotFound, LookupError, TypeError):
         return True
-    return not isinstance(schema, str) or schema == records.RECORD_SCHEMA
+    return not isinstance(schema, str) or schema == RECORD_SCHEMA
 
 
-def _garbage(store: Store, *, alone: bool) -> tuple[Garbage, ...]:
-    now = time.time()
-    used = {file.sha256 for record in store.installed() for file in record.files}
-    found = [*_leftovers(store, now), *_incomplete(store, now)]
-    found += _empty_folders(store, {item.path for item in found})
-    found += _blobs(store, used, found, None if alone else now - durable.STALE_SECONDS)
-    return (*found, *_hub_metadata(store.root / "hubs", now))
-
-
-def _leftovers(store: Store, now: float) -> Iterator[Garbage]:
+def _leftovers(store: Store) -> Iterator[Garbage]:
     """`.tmp.*` of this user in every folder we write to."""
     hubs = _folders(store.root / "hubs")
     commits = [commit for hub in hubs for commit in _folders(hub)]
-    for folder in (
-        store.root,
-        store.blobs,
-        store.artifacts,
-        *hubs,
-        *commits,
-        *(c / "files" for c in commits),
-    ):
+    files = [commit / "files" for commit in commits]
+    for folder in (store.root, store.blobs, store.artifacts, *hubs, *commits, *files):
         for path in inside(folder):
             with contextlib.suppress(FileNotFoundError):
                 if durable.is_leftover(path.name, path.lstat()):
                     yield from _item(path, "leftover")
 
 
-def _incomplete(store: Store, now: float) -> Iterator[Garbage]:
+def _incomplete(store: Store, before: float) -> Iterator[Garbage]:
     """Entries without their mark, and those with a rotten record; what another version wrote
     stays."""
     for entry in store.entry_folders():
-        if (not (entry / COMPLETE).exists() or is_rotten(entry)) and _is_older(
-            entry, now - durable.STALE_SECONDS
-        ):
-            yield from _item(entry, "incomplete entry")
+        if not (entry / COMPLETE).exists() or is_rotten(entry):
+            yield from _item(entry, "incomplete entry", before)
 
 
 def _empty_folders(store: Store, gone: set[Path]) -> Iterator[Garbage]:
@@ -148,63 +130,48 @@ def _empty_folders(store: Store, gone: set[Path]) -> Iterator[Garbage]:
             yield from (replace(item, files=()) for item in _item(folder, "empty folder"))
 
 
-def _blobs(
-    store: Store, used: set[str], doomed: Iterable[Garbage], before: float | None
-) -> Iterator[Garbage]:
+def _blobs(store: Store, doomed: Iterable[Garbage], before: float | None) -> Iterator[Garbage]:
     """Blobs that no entry names, and that no file outside the doomed folders links."""
+    used = {file.sha256 for record in store.installed() for file in record.files}
     names = Counter(file.key for item in doomed for file in item.files)
     for path in inside(store.blobs):
-        if (
-            _HEX.fullmatch(path.name)
-            and path.name not in used
-            and (before is None or _is_older(path, before))
-        ):
-            yield from (
-                i for i in _item(path, "blob") if i.files and i.files[0].links == 1 + names[i.key]
-            )
+        if _HEX.fullmatch(path.name) and path.name not in used:
+            for item in _item(path, "blob", before):
+                if item.files and item.files[0].links == 1 + names[item.key]:
+                    yield item
 
 
-def _hub_metadata(hubs: Path, now: float) -> Iterator[Garbage]:
+def _hub_metadata(store: Store, before: float) -> Iterator[Garbage]:
     """What hubs said of commits that nobody asked for in a month."""
-    for hub in _folders(hubs):
+    for hub in _folders(store.root / "hubs"):
         for folder in _folders(hub):
-            if _COMMIT.fullmatch(folder.name) and _is_older(folder, now - HUB_METADATA_SECONDS):
-                yield from _item(folder, "hub metadata")
+            if _COMMIT.fullmatch(folder.name):
+                yield from _item(folder, "hub metadata", before)
 
 
 def _folders(folder: Path) -> list[Path]:
     return [path for path in inside(folder) if path.is_dir() and not path.is_symlink()]
 
 
-def _is_older(path: Path, moment: float) -> bool:
-    """Whether `path` is of this user and did not change since `moment`; false when it is gone."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    return status.st_uid == os.getuid() and status.st_mtime < moment
-
-
-def _item(path: Path, kind: str) -> Iterator[Garbage]:
-    """`path` with the files in it; nothing when it is gone."""
+def _item(path: Path, kind: str, before: float | None = None) -> Iterator[Garbage]:
+    """`path` with the files in it; nothing when it is gone, and with `before` when it is another
+    user's, or changed since that moment."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
+        if before is not None and (status.st_uid != os.getuid() or status.st_mtime >= before):
+            return
         inner = path.rglob("*") if stat.S_ISDIR(status.st_mode) else [path]
-        files = tuple(
-            _inode(s) for s in (file.lstat() for file in inner) if not stat.S_ISDIR(s.st_mode)
-        )
-        yield Garbage(path, kind, _inode(status).key, files)
-
-
-def _inode(status: os.stat_result) -> FileInode:
-    return FileInode((status.st_dev, status.st_ino), status.st_nlink, status.st_size)
+        found = [file.lstat() for file in inner]
+        files = tuple(FileInode.of(one) for one in found if not stat.S_ISDIR(one.st_mode))
+        yield Garbage(path, kind, FileInode.of(status).key, files)
 
 
 def _remove(item: Garbage) -> bool:
     """Take `item` away; false when it went meanwhile, or is in use by now."""
     try:
         status = item.path.lstat()
-        if _inode(status).key != item.key or (item.kind == "blob" and status.st_nlink > 1):
+        linked = item.kind == "blob" and status.st_nlink > 1
+        if FileInode.of(status).key != item.key or linked:
             return False
         if stat.S_ISDIR(status.st_mode):
             _empty(item)
@@ -222,7 +189,8 @@ def _empty(item: Garbage) -> None:
     """Remove what is in the folder that was looked at, and in no other that has its name by now."""
     descriptor = os.open(item.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if item.kind == "empty folder" or _inode(os.fstat(descriptor)).key != item.key:
+        same = FileInode.of(os.fstat(descriptor)).key == item.key
+        if item.kind == "empty folder" or not same:
             return
         for name in os.listdir(descriptor):  # noqa: PTH208  (a descriptor, which no rename can swap)
             with contextlib.suppress(FileNotFoundError):
@@ -232,10 +200,3 @@ def _empty(item: Garbage) -> None:
                     os.unlink(name, dir_fd=descriptor)
     finally:
         os.close(descriptor)
-
-
-def _freed(removed: Iterable[Garbage]) -> int:
-    """Bytes of the files that lost their last name."""
-    files = [file for item in removed for file in item.files]
-    names = Counter(file.key for file in files)
-    return sum({file.key: file.size for file in files if names[file.key] == file.links}.values())

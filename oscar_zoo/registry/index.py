@@ -14,13 +14,7 @@ from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest
-from oscar_zoo.artifact.manifest import (
-    FormatVersion,
-    HubLocation,
-    HubScheme,
-    Manifest,
-    Status,
-)
+from oscar_zoo.artifact.manifest import FormatVersion, HubLocation, HubScheme, Manifest, Status
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, ModelId, Score, Spec, Text, validated
 from oscar_zoo.errors import MalformedFile, UsageError, malformed_hint
@@ -52,7 +46,6 @@ class Summary(Spec):
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """The summary of `manifest`."""
         return cls(
             method=manifest.fit.method,
             format_version=manifest.format_version,
@@ -62,22 +55,35 @@ class Summary(Spec):
         )
 
 
-class IndexEntry(Spec):
-    """One artifact.
-
-    Attributes:
-        digest: of `files`, which is the payload without `oscar.json`.
-        files: payload files, sorted by path.
-        manifest_sha256: of `oscar.json`, or null where the artifact has none.
-        model: hub id of the base model, or null where nobody says.
-        summary: facts for listings, or null where the artifact has no manifest.
-        hubs: pinned places of copies on other hubs.
-    """
+class Listed(Spec):
+    """One artifact by its payload, which is without `oscar.json`, and the sha256 of that."""
 
     id: Text
     digest: Digest
     files: tuple[PayloadFile, ...]
     manifest_sha256: Hex64 | None
+
+    @model_validator(mode="after")
+    def _of_its_files(self) -> Self:
+        ArtifactId.parse(self.id)
+        if (digest := artifact_digest(self.file_digests)) != self.digest:
+            raise ValueError(f"digest is not that of the file list ({digest})")
+        return self
+
+    @property
+    def artifact_id(self) -> ArtifactId:
+        return ArtifactId.parse(self.id)
+
+    @property
+    def file_digests(self) -> tuple[FileDigest, ...]:
+        """The payload, sorted by path, in the form of `artifact.digest`."""
+        return tuple(sorted(FileDigest(file.path, file.sha256, file.size) for file in self.files))
+
+
+class IndexEntry(Listed):
+    """An artifact of a hub: the hub id of its base model where somebody says it, facts for listings
+    where it has a manifest, and pinned places of copies on other hubs."""
+
     model: ModelId | None
     summary: Summary | None = None
     aliases: tuple[Text, ...] = ()
@@ -88,29 +94,13 @@ class IndexEntry(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        ArtifactId.parse(self.id)
-        aliases = [Reference.parse(alias) for alias in self.aliases]
         paths = [file.path.casefold() for file in self.files]
         if len(set(paths)) != len(paths) or not paths:
             raise ValueError("file paths must be unique and at least one")
-        if artifact_digest(self.file_digests) != self.digest:
-            raise ValueError(
-                f"digest is not that of the file list ({artifact_digest(self.file_digests)})"
-            )
-        for alias in aliases:
+        for alias in map(Reference.parse, self.aliases):
             if alias.tag is not None or alias.digest is not None:
                 raise ValueError(f"the alias {alias} is not a plain name")
         return self
-
-    @property
-    def artifact_id(self) -> ArtifactId:
-        """`id`, parsed."""
-        return ArtifactId.parse(self.id)
-
-    @property
-    def file_digests(self) -> tuple[FileDigest, ...]:
-        """The payload, sorted by path, in the form of `artifact.digest`."""
-        return tuple(sorted(FileDigest(file.path, file.sha256, file.size) for file in self.files))
 
 
 class Index(Spec):
@@ -135,23 +125,19 @@ class Index(Spec):
 
     def entry(self, artifact: ArtifactId) -> IndexEntry | None:
         """The entry of `artifact` (any case), or `None`."""
-        return next(
-            (entry for entry in self.artifacts if entry.artifact_id.key == artifact.key), None
-        )
+        found = (entry for entry in self.artifacts if entry.artifact_id.key == artifact.key)
+        return next(found, None)
 
     def aliased(self, name: str) -> tuple[IndexEntry, ...]:
         """Entries that list `name` (any case) as an alias: at most one, by the rules of the
         index."""
-        wanted = name.casefold()
-        return tuple(
-            e for e in self.artifacts if wanted in {alias.casefold() for alias in e.aliases}
-        )
+        key = name.casefold()
+        return tuple(e for e in self.artifacts if key in {alias.casefold() for alias in e.aliases})
 
     def with_entry(self, entry: IndexEntry) -> Self:
         """The next index, `serial` + 1, in which `entry` is new or replaces its id."""
-        others = [
-            other for other in self.artifacts if other.artifact_id.key != entry.artifact_id.key
-        ]
+        key = entry.artifact_id.key
+        others = [other for other in self.artifacts if other.artifact_id.key != key]
         artifacts = tuple(sorted([*others, entry], key=lambda e: e.artifact_id.key))
         try:
             _check_aliases(artifacts)

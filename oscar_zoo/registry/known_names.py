@@ -29,6 +29,11 @@ from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.store import Record, Store, find_installed
 from oscar_zoo.registry.view import HubView, status_sentence
 
+DAY = 24 * 3600.0
+"""A remote hub is asked again when nobody has for so long, in seconds."""
+PATIENCE = 4.0
+"""Seconds that asking may take."""
+
 
 def stored_versions() -> list[ArtifactId]:
     """The artifacts in the local store, by id."""
@@ -40,10 +45,7 @@ def stored_versions() -> list[ArtifactId]:
 def known_versions() -> list[ArtifactId]:
     """The artifacts that are stored, listed by a hub in a folder or by a kept index, or packaged,
     by id."""
-    ids = [
-        *stored_versions(),
-        *(manifest.artifact_id for manifest in Catalog.packaged().manifests()),
-    ]
+    ids = stored_versions() + [m.artifact_id for m in Catalog.packaged().manifests()]
     for hub in _folders():
         with contextlib.suppress(OscarZooError, OSError):
             ids += hub.artifacts()
@@ -110,13 +112,10 @@ def find_stored(reference: Reference, store: Store) -> Record | None:
 def stored_reference(reference: Reference, store: Store) -> Reference:
     """`reference`, with the stored version that is meant in place of an alias; the store itself
     knows no aliases."""
-    if find_installed(reference, store) is not None:
+    known = find_stored(reference, store)
+    if known is None or find_installed(reference, store) is not None:
         return reference
-    known = expand(reference)
-    record = None if known == reference else find_installed(known, store)
-    if record is None:
-        return reference
-    return Reference(record.id.model, record.id.tag, reference.digest)
+    return Reference(known.id.model, known.id.tag, reference.digest)
 
 
 def _once(ids: Iterable[ArtifactId]) -> list[ArtifactId]:
@@ -143,21 +142,11 @@ def _indexes() -> Iterator[Index]:
                 yield Index.from_bytes(root)
 
 
-DAY = 24 * 3600.0
-"""A remote hub is asked again when nobody has for so long, in seconds."""
-PATIENCE = 4.0
-"""Seconds that asking may take."""
-
-
 def status_warnings(
     record: Record, catalog: Catalog | None = None, *, ask: bool = False
 ) -> tuple[str, ...]:
     """A sentence where `record` was yanked or deprecated, with the reason, and one where it is
-    poor; nothing where it is offered and good.
-
-    Args:
-        ask: whether a remote hub may be asked.
-    """
+    poor; nothing where it is offered and good. `ask` allows to ask a remote hub."""
     status = _warnings(record.id, record.digest, record.source, catalog, ask=ask)
     return (*status, *quality_warnings(record))
 
@@ -166,17 +155,15 @@ def quality_warnings(record: Record) -> tuple[str, ...]:
     """A sentence where the last known index of its hub, its own record or its manifest says that
     `record` is poor; no hub is asked."""
     accepted: set[str] = {*record.accepted}
-    for hub in _source(record.source):
-        entry = _index(hub, ask=False).entry(record.id)
-        if entry is not None and entry.digest == record.digest:
-            accepted |= {*entry.accepted}
+    entry = _index(record.source, ask=False).entry(record.id)
+    if entry is not None and entry.digest == record.digest:
+        accepted |= {*entry.accepted}
     if "poor" in accepted:
         return (f"{record.id.reference} {ACCEPTED['poor']}",)
     figures = (record.measured, measured_when_made(record))
-    worst = max((one.change_percent or 0 for one in figures if one and one.is_poor), default=None)
-    if worst is None:
-        return ()
-    return (f"the perplexity of {record.id.reference} is {worst:.1f} % above BF16",)
+    poor = [one.change_percent or 0 for one in figures if one and one.is_poor]
+    text = f"the perplexity of {record.id.reference} is {max(poor, default=0):.1f} % above BF16"
+    return (text,) if poor else ()
 
 
 def measured_when_made(record: Record) -> Measured | None:
@@ -205,40 +192,32 @@ def locked_warnings(lock: PinFile, catalog: Catalog | None = None) -> tuple[str,
 def _warnings(
     artifact: ArtifactId, digest: str, source: str, catalog: Catalog | None, *, ask: bool
 ) -> tuple[str, ...]:
-    for hub in _source(source):
-        entry = _index(hub, ask=ask).entry(artifact)
-        if entry is not None and entry.digest == digest:
-            if entry.status.state != "active":
-                return (status_sentence(artifact, entry.status),)
-            return ()
+    status = Status()
     packaged = (catalog or Catalog.packaged()).manifest(artifact)
-    same = packaged is not None and packaged.digest in (None, digest)
-    status = packaged.registry.status if packaged and packaged.registry and same else Status()
+    if packaged is not None and packaged.registry and packaged.digest in (None, digest):
+        status = packaged.registry.status
+    entry = _index(source, ask=ask).entry(artifact)
+    if entry is not None and entry.digest == digest:
+        status = entry.status
     return () if status.state == "active" else (status_sentence(artifact, status),)
 
 
-def _source(name: str) -> Iterator[Hub]:
+def _index(source: str, *, ask: bool) -> Index:
+    """The last known index of the hub `source`; an empty one where none can be had."""
+    documents: list[bytes | None] = []
     with contextlib.suppress(OscarZooError):  # it may have been a hub of another time
-        yield address.open_hub(name)
-
-
-def _index(hub: Hub, *, ask: bool) -> Index:
-    """The last known index of `hub`; an empty one where none can be had."""
-    if not isinstance(hub, RemoteHub):
-        with contextlib.suppress(OscarZooError):
-            return _parsed(hub.root_file(INDEX_NAME))
-        return Index.empty()
-    age = hub.seconds_since_answer()
-    if ask and (age is None or age > DAY):
-        with contextlib.suppress(OscarZooError):
-            late = OscarZooError("late")
-            within(PATIENCE, lambda: hub.root_file(INDEX_NAME), error=lambda: late)
+        hub = address.open_hub(source)
+        if isinstance(hub, RemoteHub):
+            age = hub.cache.seconds_since_answer()
+            if ask and (age is None or age > DAY):
+                with contextlib.suppress(OscarZooError):
+                    late = OscarZooError("late")
+                    within(PATIENCE, lambda: hub.root_file(INDEX_NAME), error=lambda: late)
+            documents += hub.cache.copies(INDEX_NAME)
+        else:
+            documents.append(hub.root_file(INDEX_NAME))
     known = []
-    for data in hub.kept_root_files(INDEX_NAME):
+    for data in filter(None, documents):
         with contextlib.suppress(OscarZooError):
-            known.append(_parsed(data))
+            known.append(Index.from_bytes(data))
     return max(known, key=lambda index: index.serial, default=Index.empty())
-
-
-def _parsed(data: bytes | None) -> Index:
-    return Index.empty() if data is None else Index.from_bytes(data)

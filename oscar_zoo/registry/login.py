@@ -24,7 +24,6 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry.hubs import address, table
-from oscar_zoo.registry.hubs.table import Credential
 from oscar_zoo.registry.params import LoginParams
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ def run(params: LoginParams, observer: Observer = SILENT) -> Account:
     Hugging Face's client asks on the terminal and keeps the token; that of ModelScope comes from a
     variable only."""
     if params.hub == "hf":
-        return _huggingface(observer, params.force, _can_ask())
-    found = _credential("ms")
+        return _huggingface(observer, params.force)
+    found = table.modelscope_credential()
     if found is None:
         raise UsageError(
             "MODELSCOPE_API_TOKEN is not set; the login that ModelScope's client saves is a pickle"
@@ -61,9 +60,9 @@ def run(params: LoginParams, observer: Observer = SILENT) -> Account:
     return Account("ms", None, found.source)
 
 
-def _huggingface(observer: Observer, force: bool, at_terminal: bool) -> Account:
-    before = _credential("hf")
-    if not at_terminal:
+def _huggingface(observer: Observer, force: bool) -> Account:
+    before = table.huggingface_credential()
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         hint = "set HF_TOKEN to a token of your Hugging Face account"
         if before is not None:
             hint = f"none is needed: a token comes from {before.source}; check it: oscar-zoo doctor"
@@ -77,22 +76,13 @@ def _huggingface(observer: Observer, force: bool, at_terminal: bool) -> Account:
             )
         _log_in()
         user = whoami()
-    after = _credential("hf")
+    after = table.huggingface_credential()
     if user is None or after is None:
         raise LoginRequired.for_hub(TITLE, sent_token=True)
     if force and after.is_variable:
         text = f"warning: {after.source} is set and wins over the login that was saved"
         observer.note(Note("login.hidden", text, {"source": after.source}, kind="step"))
     return Account("hf", user, after.source)
-
-
-def _can_ask() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _credential(hub: str) -> Credential | None:
-    find = table.HUBS[hub].credential
-    return find() if find is not None else None
 
 
 def whoami() -> str | None:
@@ -103,9 +93,13 @@ def whoami() -> str | None:
     from oscar_zoo.registry.hubs.http import Transport
     from oscar_zoo.registry.hubs.huggingface import user_token
 
-    limits = replace(address.load().network.limits(), tries=1)
+    limits = replace(address.load().network, tries=1)
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-    hub = Transport(TITLE, endpoint, token=user_token, refusal=_refusal, limits=limits)
+
+    def refusal(reply: HttpReply, sent_token: bool) -> Exception:
+        return _refused(reply.status)
+
+    hub = Transport(TITLE, endpoint, token=user_token, refusal=refusal, limits=limits)
     seconds = min(_WHOAMI_SECONDS, limits.read)
     try:
         reply = hub.get(f"{hub.endpoint}/api/whoami-v2", limit=1 << 20, seconds=seconds)
@@ -118,40 +112,33 @@ def whoami() -> str | None:
 
 def _log_in() -> None:
     """Run the dialogue of Hugging Face's client on this terminal; the client checks the token and
-    saves it in its own file. What it prints goes to stderr."""
+    saves it in its own file. What it prints goes to stderr, and what the hub did not accept is said
+    in our words."""
+    from huggingface_hub import login
+    from huggingface_hub.errors import DeviceCodeError, HfHubHTTPError
+
     from oscar_zoo.registry.hubs.http import Failed, http_client, reached
+
+    def dialogue() -> Exception | None:
+        try:
+            login(skip_if_logged_in=False)
+        except HfHubHTTPError as error:
+            return _refused(error.response.status_code)
+        except DeviceCodeError:
+            again = "run it again: oscar-zoo login"
+            return AccessError("Hugging Face did not confirm the login.", hint=again)
+        except ValueError:
+            own = "paste one of your own account"
+            return UsageError("Hugging Face takes no such token for a login.", hint=own)
+        return None
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            refusal = reached(TITLE, http_client(), _dialogue)
+            refusal = reached(TITLE, http_client(), dialogue)
     except Failed as failed:
         refusal = failed.error
     if refusal is not None:
         raise refusal
-
-
-def _dialogue() -> Exception | None:
-    """Run the dialogue; what the hub did not accept, in our words."""
-    from huggingface_hub import login
-    from huggingface_hub.errors import DeviceCodeError, HfHubHTTPError
-
-    try:
-        login(skip_if_logged_in=False)
-    except HfHubHTTPError as error:
-        return _refused(error.response.status_code)
-    except DeviceCodeError:
-        return AccessError(
-            "Hugging Face did not confirm the login.", hint="run it again: oscar-zoo login"
-        )
-    except ValueError:
-        return UsageError(
-            "Hugging Face takes no such token for a login.", hint="paste one of your own account"
-        )
-    return None
-
-
-def _refusal(reply: HttpReply, sent_token: bool) -> OscarZooError:
-    return _refused(reply.status)
 
 
 def _refused(status: int) -> OscarZooError:

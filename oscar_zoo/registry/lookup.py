@@ -44,14 +44,8 @@ PATIENCE = 6.0
 
 
 def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
-    """Look at every hub: load its index and its listing.
-
-    Args:
-        hubs: opened hubs, in the order in which they are asked.
-
-    Returns:
-        The hubs that answered, in order, and what the others said.
-    """
+    """Load the index and the listing of every hub: those that answered, in order, and what the
+    others said."""
     if len(hubs) == 1:
         return [_load(hubs[0])], []
     answers = in_parallel([partial(_attempt, hub) for hub in hubs], workers=len(hubs) or 1)
@@ -62,12 +56,8 @@ def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
 def unknown_name(
     name: str, unreachable: Sequence[OscarZooError], close: Sequence[str]
 ) -> OscarZooError:
-    """The error for a `name` that no hub has which answered.
-
-    Args:
-        unreachable: what the others said; where one of them did not answer, it may have the name.
-        close: names like it that are known, best first.
-    """
+    """The error for a `name` that no hub has which answered; one of those that are `unreachable`
+    may have it. `close` are names like it that are known, best first."""
     silent = [error.message for error in unreachable if isinstance(error, NetworkError)]
     if silent:
         return HubUnreachable.for_unknown(name, silent, close)
@@ -120,9 +110,7 @@ def served_entry(reference: Reference) -> Entry | None:
 
 
 def _named(
-    target: NameTarget | ModelTarget,
-    views: Sequence[HubView],
-    unreachable: Sequence[OscarZooError],
+    target: NameTarget | ModelTarget, views: Sequence[HubView], unreachable: Sequence[OscarZooError]
 ) -> Entry:
     catalog = Catalog.packaged()
     reference = known_names.expand(target.reference, views)
@@ -152,8 +140,8 @@ def _stored(reference: Reference) -> Entry | None:
     accepted = tuple(what for what in ACCEPTED if what in record.accepted)
     if copy.manifest is not None:
         entry = entry_of(copy.manifest)
-        measured = entry.summary.measured or record.measured
-        summary = entry.summary.model_copy(update={"measured": measured})
+        measured = {"measured": entry.summary.measured or record.measured}
+        summary = entry.summary.model_copy(update=measured)
         return replace(entry, summary=summary, accepted=accepted)
     return Entry(
         id=record.id,
@@ -188,7 +176,11 @@ def _unknown(
 def _in_folder(target: PathTarget) -> Entry:
     path = target.path / FILE_NAME
     if target.path.is_file():
-        raise _of_a_file(target)
+        folder = target.path.parent
+        hint = f"to check it: oscar-zoo verify {quote(path_text(target.path))}"
+        if (folder / FILE_NAME).is_file():
+            hint = f"name the folder: {'./' if folder == Path() else quote(path_text(folder))}"
+        raise UsageError(f"{target} is a file; this takes the folder of an artifact.", hint=hint)
     if not target.path.is_dir():
         raise PathNotFound.for_path(target, "folder of an artifact")
     if not path.is_file():
@@ -201,23 +193,6 @@ def _in_folder(target: PathTarget) -> Entry:
     return entry_of(manifest, beside.scores if beside and same else ())
 
 
-def _of_a_file(target: PathTarget) -> UsageError:
-    """The error for a file in place of its folder."""
-    folder = target.path.parent
-    if (folder / FILE_NAME).is_file():
-        shown = "./" if folder == Path() else quote(path_text(folder))
-        return UsageError(
-            f"{target} is a file; what is known of it stands in the {FILE_NAME} of its folder.",
-            hint=f"name the folder: {shown}",
-        )
-    return UsageError(
-        f"{target} is a file, and no {FILE_NAME} beside it says anything of it.",
-        hint=f"to check it: oscar-zoo verify {quote(path_text(target.path))}",
-    )
-
-
 def _means(reference: Reference, entry: Entry) -> bool:
     tagged = reference.tag is None or entry.id.tag.casefold() == reference.tag.casefold()
-    return tagged and (
-        reference.digest is None or (entry.digest or "").startswith(reference.digest)
-    )
+    return tagged and (entry.digest or "").startswith(reference.digest or "")

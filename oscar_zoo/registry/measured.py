@@ -81,11 +81,8 @@ class Measured(Spec):
             "recall": _number(chosen.get("recall")),
             "recall_bf16": _number(selection.get("bf16_recall")),
         }
-        try:
-            found = cls.model_validate(facts)
-        except ValidationError:
-            return None
-        return found if found.change_percent is not None or found.recall is not None else None
+        found = cls.from_json(facts)
+        return found if found is not None and found._says else None
 
     @classmethod
     def of_scores(cls, scores: Sequence[Score]) -> Self | None:
@@ -101,16 +98,12 @@ class Measured(Spec):
             "tokens": (first.tokens.prompt or None) if first.tokens else None,
             "text_sha256": revision.removeprefix(_SHA256) if _SHA256 in revision else None,
         }
-        perplexity, recall = found.get(PERPLEXITY), found.get(RECALL)
-        if perplexity is not None:
-            facts |= _perplexity_facts(perplexity)
+        facts |= _perplexity_facts(found.get(PERPLEXITY))
+        recall = found.get(RECALL)
         if recall is not None and recall.baseline is not None:
             facts["recall"] = _share(recall.value)
             facts["recall_bf16"] = _share(recall.baseline.value)
-        try:
-            return cls.model_validate(facts)
-        except ValidationError:
-            return None
+        return cls.from_json(facts)
 
     @classmethod
     def best(cls, scores: Sequence[Score], made: Self | None) -> Self | None:
@@ -206,18 +199,17 @@ def is_figure(score: Score) -> bool:
     )
 
 
-def _perplexity_facts(score: Score) -> dict[str, float | None]:
-    base = score.baseline.value if score.baseline else None
-    if score.value is None or not base:
+def _perplexity_facts(score: Score | None) -> dict[str, float | None]:
+    base = score.baseline.value if score and score.baseline else None
+    if score is None or score.value is None or not base:
         return {}
     paired = score.paired
+    width = 100 * (paired.upper95 - paired.lower95) if paired else None
     return {
         "perplexity": score.value,
         "perplexity_bf16": base,
         "change_percent": 100 * (score.value / base - 1),
-        "change_stderr": (
-            100 * (paired.upper95 - paired.lower95) / _STDERRS / base if paired else None
-        ),
+        "change_stderr": None if width is None else width / _STDERRS / base,
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field, InstanceOf, PlainSerializer
@@ -20,15 +21,23 @@ from oscar_zoo.artifact.outcome import Digest, says
 from oscar_zoo.errors import DigestMismatchError, MalformedFile, UsageError
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.changes import HubState, Version, apply_change, read_state, tidy
+from oscar_zoo.registry.changes import (
+    HubState,
+    Version,
+    apply_change,
+    check_arrived,
+    check_online,
+    placed,
+    put_tag,
+    read_state,
+    tidy,
+)
 from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
 from oscar_zoo.registry.hubs import address
-from oscar_zoo.registry.hubs.base import Hub, Progress
+from oscar_zoo.registry.hubs.base import Change, Hub, Progress
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.params import MirrorParams
-from oscar_zoo.registry.status import named_versions
-from oscar_zoo.registry.view import HubView, ResolvedArtifact
-from oscar_zoo.registry.writing import Placing, check_arrived, check_online, ignore, put_tag
+from oscar_zoo.registry.view import HubView
 
 Outcome = Literal["copied", "already there", "would be copied", "proposed"]
 _Shown = Literal["copied", "already_there", "would_be_copied", "proposed"]
@@ -50,8 +59,7 @@ class MirrorResult:
         None
     )
     warnings: Annotated[
-        tuple[str, ...],
-        says("Codes of verification, and sentences about what did not work out."),
+        tuple[str, ...], says("Codes of verification, and sentences about what did not work out.")
     ] = ()
 
 
@@ -65,10 +73,14 @@ class MirrorReport:
     schema: Literal["oscar-zoo.mirror/1"] = "oscar-zoo.mirror/1"
 
 
+def _ignore(result: MirrorResult) -> None:
+    """For callers who wait for the whole report."""
+
+
 def run(
     params: MirrorParams,
     observer: Observer = SILENT,
-    told: Callable[[MirrorResult], None] = ignore,
+    told: Callable[[MirrorResult], None] = _ignore,
 ) -> MirrorReport:
     """Copy artifacts between hubs and compare the digests of both; `told` hears of each."""
     if bool(params.names) == params.everything:
@@ -128,7 +140,7 @@ def copy_all(
     propose: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
-    told: Callable[[MirrorResult], None] = ignore,
+    told: Callable[[MirrorResult], None] = _ignore,
 ) -> tuple[MirrorResult, ...]:
     """Copy artifacts byte for byte, with or without `oscar.json`.
 
@@ -142,80 +154,78 @@ def copy_all(
             f"{source.title} cannot be mirrored to itself.", hint="name another target"
         )
     state = HubState.read(source)
-    chosen = {a.key: a for name in names for a in named_versions(state, name)}
+    chosen = dict.fromkeys(artifact for name in names for artifact in state.named(name))
     view = HubView(source, Catalog.packaged(), state.index)
     results, versions = [], []
-    for artifact in chosen.values() if names else state.artifacts:
+    for artifact in chosen if names else state.artifacts:
         version = Version.on(source, artifact)
-        results.append(
-            _copy(
-                view,
-                version,
-                target,
-                create=create,
-                propose=propose,
-                dry_run=dry_run,
-                progress=progress,
-            )
-        )
+        before = read_state(target, create=create, dry_run=dry_run)
+        copy = partial(placed, version=version, like=_source_entry(view, version))
+        change = copy(before, files={})
+        new = change is not None and change.artifact is not None
+        if change is None or dry_run:
+            size = sum(file.size for file in version.payload)
+            outcome: Outcome = "would be copied" if new else "already there"
+            result = MirrorResult(version.id, version.digest, outcome, size)
+        else:
+            result = _copied(view, version, target, copy, create, propose, progress)
+        results.append(result)
         versions.append(version)
-        told(results[-1])
+        told(result)
     if not (dry_run or propose):
         tidy(target)
-        _cross_check(versions, source, target)
+        target.refresh()  # what both list is compared from one fresh answer
+        for version in versions:
+            there = Version.on(target, version.id)
+            if version.changed_files(there):
+                raise DigestMismatchError.for_content(
+                    f"{version.id} on {target.title}",
+                    want=f"{version.digest} as on {source.title}",
+                    got=there.digest,
+                )
     return tuple(results)
 
 
-def _copy(
+def _copied(
     view: HubView,
     version: Version,
     target: Hub,
-    *,
+    copy: Callable[..., Change | None],
     create: bool,
     propose: bool,
-    dry_run: bool,
     progress: Progress | None,
 ) -> MirrorResult:
-    like, size = _source_entry(view, version), sum(file.size for file in version.payload)
-    before = read_state(target, create=create, dry_run=dry_run)
-    change = Placing(version, {}, like=like).change(before)
-    if change is None or (dry_run and change.artifact is None):
-        return MirrorResult(version.id, version.digest, "already there", size)
-    if dry_run:
-        return MirrorResult(version.id, version.digest, "would be copied", size)
+    """What came of a copy, for which the files are fetched and verified first."""
     offer = view.offer(version.id)
     files = fetch_files(offer, progress)
-    verified = verify_payload(offer, files)
+    warnings = verify_payload(offer, files).warnings
     if offer.manifest_bytes is not None:
         files[FILE_NAME] = offer.manifest_bytes
-    signature, left_out = _signature(offer)
-    if signature is not None:
-        files[SIGNATURE_NAME] = signature
+    beside = {}
+    try:
+        signature = fetch_signature(offer)  # which goes along whoever signed it
+        beside = {} if signature is None else {SIGNATURE_NAME: signature}
+    except MalformedFile as error:
+        text = f"the signature of {offer.id.reference} was left out: {error.message}"
+        warnings = (text, *warnings)
     fetched = Version.of(version.id, files)
     if fetched != version:
         raise DigestMismatchError.for_content(
             str(version.id), want=version.digest, got=fetched.digest
         )
-    placing = Placing(version, files, like=like, propose=propose, verb="Mirror")
-    applied = apply_change(target, placing.change, create=create)
-    commit, warnings = applied.commit, (*left_out, *verified.warnings)
+    change = partial(copy, files=files | beside, propose=propose, verb="Mirror")
+    written, commit, _ = apply_change(target, change, create=create)
+    outcome: Outcome = "copied"
     if commit.proposal is not None:
-        return MirrorResult(version.id, version.digest, "proposed", size, commit.proposal, warnings)
-    if applied.change is None or applied.change.artifact is None:
-        return MirrorResult(version.id, version.digest, "already there", size, warnings=warnings)
-    check_arrived(target, version, {} if signature is None else {SIGNATURE_NAME: signature})
-    _, warning = put_tag(target, version, commit.revision)
-    warnings = (*warnings, *((warning,) if warning else ()))
-    return MirrorResult(version.id, version.digest, "copied", size, warnings=warnings)
-
-
-def _signature(offer: ResolvedArtifact) -> tuple[bytes | None, tuple[str, ...]]:
-    """The signature file of an offer, which goes along whoever signed it, and a sentence where it
-    is none."""
-    try:
-        return fetch_signature(offer), ()
-    except MalformedFile as error:
-        return None, (f"the signature of {offer.id.reference} was left out: {error.message}",)
+        outcome = "proposed"
+    elif written is None or written.artifact is None:
+        outcome = "already there"
+    else:
+        check_arrived(target, version, beside)
+        _, failed = put_tag(target, version, commit.revision)
+        warnings = (*warnings, failed) if failed else warnings
+    size = sum(file.size for file in version.payload)
+    return MirrorResult(version.id, version.digest, outcome, size, commit.proposal, warnings)
 
 
 def _source_entry(view: HubView, version: Version) -> IndexEntry:
@@ -237,16 +247,3 @@ def _source_entry(view: HubView, version: Version) -> IndexEntry:
     return entry.model_copy(
         update={"hubs": entry.hubs | {scheme: HubLocation(repo=repo, revision=pinned)}}
     )
-
-
-def _cross_check(versions: Sequence[Version], source: Hub, target: Hub) -> None:
-    """Compare what both hubs list, from one fresh answer of the target."""
-    target.refresh()
-    for version in versions:
-        there = Version.on(target, version.id)
-        if version.changed_files(there):
-            raise DigestMismatchError.for_content(
-                f"{version.id} on {target.title}",
-                want=f"{version.digest} as on {source.title}",
-                got=there.digest,
-            )

@@ -17,20 +17,19 @@ from pydantic import Field, model_validator
 
 from oscar_zoo import paths
 from oscar_zoo.artifact import durable, strict_json
-from oscar_zoo.artifact.files import FileDigest, artifact_digest, read_file
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text, validated
-from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound, malformed_hint
-from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.artifact.specs import Hex64, Spec, Text, validated
+from oscar_zoo.errors import AmbiguousName, MalformedFile, PathNotFound, malformed_hint
 from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.index import Listed
 
 SCHEMA: Literal["oscar-zoo.lock/1"] = "oscar-zoo.lock/1"
 LOCK_NAME = "oscar-zoo.lock"
 KNOWN_NAME = "known_artifacts.json"
 REPOSITORY = (".git", ".hg")
-"""What the root of a repository has."""
+"""What the root of a repository has; that of a project may have `PROJECT` besides."""
 PROJECT = ("pyproject.toml",)
-"""What the root of a project may have besides."""
 MAX_BYTES = 16 << 20
 
 Source = Literal["index", "manifest", "listing", "content", "computed"]
@@ -38,45 +37,14 @@ Source = Literal["index", "manifest", "listing", "content", "computed"]
 of the bytes)."""
 
 
-class Pin(Spec):
-    """One artifact as it was first used.
+class Pin(Listed):
+    """One artifact as it was first used: `first_seen` (RFC 3339 UTC) on `hub`, at the commit
+    `revision` where it has any; `source` says who promised the digest."""
 
-    Attributes:
-        manifest_sha256: of `oscar.json`, or null where the artifact has none.
-        hub: the hub it came from, as commands take it.
-        revision: the commit there, or null where the hub has none.
-        first_seen: RFC 3339 UTC.
-        source: who promised the digest.
-    """
-
-    id: Text
-    digest: Digest
-    files: tuple[PayloadFile, ...]
-    manifest_sha256: Hex64 | None
     hub: Text
     revision: Text | None
     first_seen: Text
     source: Source
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        try:
-            ArtifactId.parse(self.id)
-        except InvalidName as error:
-            raise ValueError(error.message) from None
-        if artifact_digest(self.file_digests) != self.digest:
-            raise ValueError("digest is not that of the file list")
-        return self
-
-    @property
-    def artifact_id(self) -> ArtifactId:
-        """`id`, parsed."""
-        return ArtifactId.parse(self.id)
-
-    @property
-    def file_digests(self) -> tuple[FileDigest, ...]:
-        """The payload in the form of `artifact.digest`."""
-        return tuple(FileDigest(file.path, file.sha256, file.size) for file in self.files)
 
     def same_bytes(self, digest: str, manifest_sha256: str | None) -> bool:
         """Whether payload and `oscar.json` are those of this pin."""
@@ -103,11 +71,9 @@ class Pins(Spec):
 
     @classmethod
     def empty(cls) -> Self:
-        """No pins."""
         return cls(schema=SCHEMA)
 
     def pin(self, artifact: ArtifactId) -> Pin | None:
-        """The pin of `artifact`, or `None`."""
         return next((pin for pin in self.artifacts if pin.artifact_id.key == artifact.key), None)
 
     def find(self, reference: Reference, model: str | None, default_tag: str | None) -> Pin | None:
@@ -115,22 +81,20 @@ class Pins(Spec):
         folder = (reference.name.rsplit("/", 1)[-1] if model is None else model).casefold()
         found = [p for p in self.artifacts if _means(p, reference, folder)]
         if len(found) > 1 and default_tag is not None:
-            found = [
-                p for p in found if p.artifact_id.tag.casefold() == default_tag.casefold()
-            ] or found
+            tag = default_tag.casefold()
+            found = [p for p in found if p.artifact_id.tag.casefold() == tag] or found
         if len(found) > 1:
             raise AmbiguousName.for_name(str(reference), [p.artifact_id.reference for p in found])
         return found[0] if found else None
 
     def key_of(self, hub: str) -> str | None:
-        """The fingerprint of the key that signs the index of `hub`, whatever revision of it is
-        named, or `None`."""
+        """The fingerprint of the key that signs the index of `hub`, at any revision."""
         found = (mark for name, mark in self.keys.items() if same_hub(name, hub))
         return self.keys.get(hub) or next(found, None)
 
     def with_pin(self, pin: Pin) -> Pins:
-        """These pins and `pin`, in place of an older one of the same id; a pin of the same bytes
-        stays as it is."""
+        """These pins and `pin`; an older one of the same id goes, unless it is of the same
+        bytes."""
         old = self.pin(pin.artifact_id)
         if old is not None and old.same_bytes(pin.digest, pin.manifest_sha256):
             return self
@@ -141,15 +105,11 @@ class Pins(Spec):
     def with_index(self, hub: str, serial: int, key: str | None) -> Pins:
         """These pins, and what is known of the index that `hub` offered: its serial, where it is
         not 0, and the fingerprint of the key that signed it."""
-        serials, keys = dict(self.serials), dict(self.keys)
-        if serial:
-            serials[hub] = serial
-        if key is not None:
-            keys[hub] = key
-        if (serials, keys) == (self.serials, self.keys):
-            return self
-        sorted_ones = {"serials": dict(sorted(serials.items())), "keys": dict(sorted(keys.items()))}
-        return self.model_copy(update=sorted_ones)
+        serials = self.serials | ({hub: serial} if serial else {})
+        keys = self.keys | ({} if key is None else {hub: key})
+        return self.model_copy(
+            update={"serials": dict(sorted(serials.items())), "keys": dict(sorted(keys.items()))}
+        )
 
 
 class PinFile:
@@ -180,26 +140,22 @@ class PinFile:
 
     def read(self) -> Pins:
         """The pins as they are now; none when the file does not exist."""
-        with malformed_hint(
-            "restore it from your repository"
-            if self.path.name == LOCK_NAME
-            else "move it away; digests that were seen before are then forgotten"
-        ):
-            return self._read()
-
-    def _read(self) -> Pins:
-        try:
-            data = read_file(self.path, max_bytes=MAX_BYTES)
-        except PathNotFound:
-            return Pins.empty()
-        value = strict_json.loads(data, what=str(self.path), max_bytes=MAX_BYTES)
-        if type(value) is not dict or value.get("schema") != SCHEMA:
-            raise MalformedFile(
-                "lock.version",
-                f"{self.path} is no {SCHEMA} file.",
-                hint="was it written by a newer version?",
-            )
-        return validated(Pins, value, code="lock.schema", what=str(self.path))
+        hint = "move it away; digests that were seen before are then forgotten"
+        if self.path.name == LOCK_NAME:
+            hint = "restore it from your repository"
+        with malformed_hint(hint):
+            try:
+                data = read_file(self.path, max_bytes=MAX_BYTES)
+            except PathNotFound:
+                return Pins.empty()
+            value = strict_json.loads(data, what=str(self.path), max_bytes=MAX_BYTES)
+            if type(value) is not dict or value.get("schema") != SCHEMA:
+                raise MalformedFile(
+                    "lock.version",
+                    f"{self.path} is no {SCHEMA} file.",
+                    hint="was it written by a newer version?",
+                )
+            return validated(Pins, value, code="lock.schema", what=str(self.path))
 
     def update(self, change: Callable[[Pins], Pins]) -> None:
         """Replace the file by what `change` makes of it; nothing is written when that is the
@@ -212,8 +168,12 @@ class PinFile:
             after = change(before)
             if after == before:
                 return
+            value = after.model_dump(mode="json", by_alias=True)
+            for name in ("serials", "keys"):
+                if not value[name]:
+                    del value[name]
             durable.make_folders(self.path.parent)
-            durable.replace_file(self.path, strict_json.pretty_bytes(_plain(after)))
+            durable.replace_file(self.path, strict_json.pretty_bytes(value))
 
 
 def project_root(folder: Path | None = None) -> Path | None:
@@ -246,19 +206,10 @@ def _without_revision(hub: str) -> str:
     return hub.partition("@")[0].casefold() if address.is_remote(hub) else hub
 
 
-def _plain(pins: Pins) -> dict[str, object]:
-    value: dict[str, object] = pins.model_dump(mode="json", by_alias=True)
-    if not pins.serials:
-        del value["serials"]
-    if not pins.keys:
-        del value["keys"]
-    return value
-
-
 def _means(pin: Pin, reference: Reference, folder: str) -> bool:
     artifact = pin.artifact_id
     if artifact.key == reference.name.casefold():
         return True
     tagged = reference.tag is None or artifact.tag.casefold() == reference.tag.casefold()
-    digested = reference.digest is None or pin.digest.startswith(reference.digest)
+    digested = pin.digest.startswith(reference.digest or "")
     return artifact.model.casefold() == folder and tagged and digested

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, InstanceOf, PlainSerializer, computed_field
 
@@ -25,28 +25,28 @@ from oscar_zoo.artifact.specs import Geometry, Score
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.observer import SILENT, Note, Observer
-from oscar_zoo.registry import score_file, signing_key
+from oscar_zoo.registry import score_file, signatures
 from oscar_zoo.registry.card import BEGIN, END, is_damaged
 from oscar_zoo.registry.catalog import can_be_found, recipe_for
-from oscar_zoo.registry.changes import HubState, Version, apply_change, read_state
-from oscar_zoo.registry.hubs.base import CARD_NAME, INDEX_NAME, Hub
-from oscar_zoo.registry.index import Accepted, Index
-from oscar_zoo.registry.measured import POOR_PERCENT, Measured, is_poor
-from oscar_zoo.registry.params import PublishParams
-from oscar_zoo.registry.score_file import ScoreFile, merged
-from oscar_zoo.registry.signatures import KnownKey, KnownKeys, check_signature, sign
-from oscar_zoo.registry.signing_key import SigningKey
-from oscar_zoo.registry.status import check_same
-from oscar_zoo.registry.writing import (
+from oscar_zoo.registry.changes import (
     Failure,
-    Placing,
+    HubState,
+    Version,
+    apply_change,
     check_arrived,
-    ignore,
+    placed,
     put_tag,
+    read_state,
     tag_name,
     writable_hubs,
     write_to_each,
 )
+from oscar_zoo.registry.hubs.base import CARD_NAME, INDEX_NAME, Change, Hub
+from oscar_zoo.registry.index import Accepted, Index
+from oscar_zoo.registry.measured import POOR_PERCENT, Measured, is_poor
+from oscar_zoo.registry.params import PublishParams
+from oscar_zoo.registry.score_file import ScoreFile, merged
+from oscar_zoo.registry.signatures import KnownKey, KnownKeys, SigningKey, check_signature, sign
 
 _LEAST_PARAMETERS = 100_000_000
 """Smaller models are not asked whole questions: perplexity and recall say more about them."""
@@ -117,32 +117,115 @@ class PublishReport:
     schema: Literal["oscar-zoo.publish/1"] = "oscar-zoo.publish/1"
 
 
+@dataclass(frozen=True)
+class Publishable:
+    """An artifact as it goes to every hub, whatever happens to its folder later.
+
+    `files` are payload and `oscar.json` by their names, `accepted` is what it is published in spite
+    of."""
+
+    id: ArtifactId
+    files: Mapping[str, bytes]
+    verified: Verified
+    aliases: tuple[str, ...] = ()
+    scores: tuple[Score, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
+    signature: bytes | None = None
+    report: bytes | None = None
+
+    @classmethod
+    def read(
+        cls, folder: Path, *, allow_warnings: bool = False, aliases: Sequence[str] = ()
+    ) -> Publishable:
+        """Read the artifact in `folder` and verify it strictly."""
+        name = path_text(folder)
+        if folder.is_file():
+            raise UsageError(
+                f"{name} is a file, not an artifact folder.", hint="give the folder that holds it"
+            )
+        if not folder.is_dir():
+            raise PathNotFound.for_path(name, "artifact folder")
+        if not (folder / FILE_NAME).exists():
+            raise PathNotFound(
+                f"{name} has no {FILE_NAME}, so nobody could tell what it is.",
+                hint="publish a folder that oscar-zoo compute wrote",
+            )
+        files = read_folder(folder.resolve())
+        assert isinstance(files, dict), "names alone judge only a folder without a manifest"
+        manifest = Manifest.from_bytes(files[FILE_NAME], what=str(folder / FILE_NAME))
+        listed = {FILE_NAME, *(entry.path for entry in manifest.files)}
+        if extra := sorted(files.keys() - listed):
+            raise UsageError(
+                f"{name} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
+                hint="one folder is one artifact: move other rotation files away",
+            )
+        if missing := sorted(listed - files.keys()):
+            raise PathNotFound.for_path(folder / missing[0], "file")
+        _check_aliases(aliases, manifest.artifact_id)
+        verified = _verify(name, files, manifest, allow_warnings=allow_warnings)
+        signature = read_signature(folder.resolve())
+        signed = check_signature(signature, files, KnownKeys())
+        if signed.state == "invalid":
+            remove = f"rm {quote(f'{name}/{SIGNATURE_NAME}')}"
+            raise UsageError(f"{name} {signed.message}.", hint=f"remove it: {remove}")
+        return cls(manifest.artifact_id, files, verified, tuple(aliases), signature=signature)
+
+    @property
+    def manifest(self) -> Manifest:
+        """`oscar.json`, parsed."""
+        assert self.verified.manifest is not None  # a folder without one is refused
+        return self.verified.manifest
+
+    @property
+    def beside(self) -> dict[str, bytes]:
+        """Files that go along and are neither payload nor manifest."""
+        files = {SIGNATURE_NAME: self.signature, REPORT_NAME: self.report}
+        return {name: data for name, data in files.items() if data is not None}
+
+    def with_scores(self, file: ScoreFile, *, what: str) -> Publishable:
+        """The same, with the scores of `file` added to those it has."""
+        file.check_same(self.id, self.verified.digest, what=what, where="the folder")
+        return replace(self, scores=merged(self.scores, file.scores))
+
+    def signed(self, key: SigningKey) -> Publishable:
+        """The same, signed with `key`; a signature by this key stays as it is."""
+        known = KnownKeys((KnownKey(signatures.fingerprint(key.public), "", key.public),))
+        if check_signature(self.signature, self.files, known).state == "valid":
+            return self
+        return replace(self, signature=sign(str(self.id), self.files, key))
+
+    def with_report(self, folder: Path, observer: Observer) -> Publishable:
+        """The same, with the page that `compute` left beside the folder, if that is about these
+        bytes and can run nothing."""
+        place = folder.resolve()
+        path = place.with_name(f"{place.name}.report.html")
+        if not path.is_file():
+            return self
+        page = read_file(path)
+        if page.startswith(REPORT_HEAD) and self.verified.digest.encode() in page:
+            return replace(self, report=page)
+        again = f"oscar-zoo plot {quote(path_text(folder))}.report.json --output {quote(str(path))}"
+        text = f"{path.name} is left out: it is no report of this artifact. Draw it again: {again}"
+        observer.note(Note("publish.report", text))
+        return self
+
+
 def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
     """Read and verify the folder once, and publish it on one hub after the other."""
-    folder = params.folder
-    if folder.is_file():
-        raise UsageError(
-            f"{path_text(folder)} is a file, not an artifact folder.",
-            hint="give the folder that holds it",
-        )
-    if not folder.is_dir():
-        raise PathNotFound.for_path(path_text(folder), "artifact folder")
-    key = SigningKey.configured()
+    folder, key = params.folder, SigningKey.configured()
     if params.sign and key is None:
-        hint = f"export {signing_key.VARIABLE}=zoo.pem"
+        hint = f"export {signatures.VARIABLE}=zoo.pem"
         raise UsageError("no key to sign with is named.", hint=hint)
     hubs = writable_hubs(params.hubs)
     made = Publishable.read(folder, allow_warnings=params.allow_warnings, aliases=params.aliases)
     own = score_file.in_folder(folder)
     for path in ([own] if own.exists() else []) + [*params.scores]:
         made = made.with_scores(score_file.load(path), what=path_text(path))
-    measure = _measure(made, folder)
-    accepted = check_quality(
-        made, measure, allow_poor=params.allow_poor, unmeasured=params.unmeasured
-    )
-    made = replace(made, accepted=accepted)
-    made = made if key is None else made.signed(key)
-    made = _with_report(made, folder, observer)
+    model = "" if can_be_found(made.manifest.model.id) else " --model FOLDER"
+    measure = f"oscar-zoo eval {quote(path_text(folder))}{model}"
+    imported = made.manifest.provenance.kind == "imported"
+    made = replace(made, accepted=_checked_quality(made, params, measure, imported=imported))
+    made = (made if key is None else made.signed(key)).with_report(folder, observer)
     write = partial(
         publish_on,
         made=made,
@@ -150,13 +233,13 @@ def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
         propose=params.create_pr,
         dry_run=params.dry_run,
     )
-    report = write_to_each(hubs, write, "Publishing to", observer, ignore)
-    shown = Shown.by(made)
-    asked_for = not (shown.gpqa or shown.imported or made.accepted)
-    if report.error is None and asked_for and _may_answer(made.manifest.model.geometry):
+    done, error = write_to_each(hubs, write, "Publishing to", observer)
+    asked = any(one.task.startswith("gpqa") and one.reporter == "measured" for one in made.scores)
+    could_answer = not (asked or imported or made.accepted)
+    if error is None and could_answer and _is_large(made.manifest.model.geometry):
         text = f"no GPQA was measured, which is recommended: {measure} --task gpqa_diamond"
         observer.note(Note("publish.gpqa", text))
-    return PublishReport(tuple(written.result for written in report.done), report.error)
+    return PublishReport(done, error)
 
 
 def publish(
@@ -207,232 +290,8 @@ def publish(
     return run(params).hubs[0]
 
 
-def _may_answer(geometry: Geometry) -> bool:
-    """Whether a model of this shape is large enough for questions of a benchmark. It has about
-    twelve numbers for every layer and pair of channels."""
-    channels = geometry.num_q_heads * geometry.head_dim
-    return 12 * geometry.num_layers * channels**2 >= _LEAST_PARAMETERS
-
-
-def _measure(made: Publishable, folder: Path) -> str:
-    """The command that measures the artifact in `folder`."""
-    model = "" if can_be_found(made.manifest.model.id) else " --model FOLDER"
-    return f"oscar-zoo eval {quote(path_text(folder))}{model}"
-
-
-def _with_report(made: Publishable, folder: Path, observer: Observer) -> Publishable:
-    """The artifact with the page that `compute` left beside its folder, if that is about these
-    bytes and can run nothing."""
-    place = folder.resolve()
-    path = place.with_name(f"{place.name}.report.html")
-    if not path.is_file():
-        return made
-    page = read_file(path)
-    if page.startswith(REPORT_HEAD) and made.verified.digest.encode() in page:
-        return replace(made, report=page)
-    again = f"oscar-zoo plot {quote(path_text(folder))}.report.json --output {quote(str(path))}"
-    text = f"{path.name} is left out: it is no report of this artifact. Draw it again: {again}"
-    observer.note(Note("publish.report", text))
-    return made
-
-
-def publish_on(
-    hub: Hub,
-    made: Publishable,
-    *,
-    propose: bool = False,
-    dry_run: bool = False,
-    create: bool = False,
-) -> PublishResult:
-    """Publish a verified artifact, which may go to several hubs, on `hub`.
-
-    Args:
-        propose: open a pull request; no tag.
-    """
-    version, verified = Version.of(made.id, made.files), made.verified
-    placing = Placing(
-        version,
-        {**made.files, **made.beside},
-        aliases=made.aliases,
-        scores=made.scores,
-        accepted=made.accepted,
-        propose=propose,
-    )
-    if dry_run:
-        return _rehearse(placing, hub, verified, create)
-    applied = apply_change(hub, placing.change, create=create)
-    commit, already = applied.commit, applied.change is None or applied.change.artifact is None
-    result = PublishResult(
-        hub.name,
-        version.id,
-        version.digest,
-        already,
-        verified,
-        scores_updated=already and _adds_scores(placing, applied.state),
-    )
-    if propose:
-        where = commit.revision if already else None
-        return replace(result, revision=where, proposal=commit.proposal)
-    if not already:
-        check_arrived(hub, version, made.beside)
-    tag, failed = put_tag(hub, version, commit.revision)
-    unsigned = _not_signed(hub, made) if already else None
-    warnings = tuple(text for text in (failed, unsigned, _left_alone(applied.state.card)) if text)
-    return replace(result, revision=commit.revision, tag=tag, warnings=warnings)
-
-
-def _rehearse(placing: Placing, hub: Hub, verified: Verified, create: bool) -> PublishResult:
-    """What publishing would do, from what the hub has now; nothing is written."""
-    version, state = placing.version, read_state(hub, create=create, dry_run=True)
-    change = placing.change(state)
-    tag = None if placing.propose else tag_name(hub, version.id)
-    plan = PublishPlan((), None, None, tag, state.index.serial)
-    if change is not None:
-        files = tuple(sorted(file_digest(path, data) for path, data in change.paths.items()))
-        data = change.root.get(INDEX_NAME)
-        serial = plan.serial if data is None else Index.from_bytes(data).serial
-        plan = PublishPlan(files, change.message, change.parent, tag, serial)
-    already = change is None or change.artifact is None
-    return PublishResult(
-        hub.name,
-        version.id,
-        version.digest,
-        already,
-        verified,
-        plan=plan,
-        scores_updated=already and _adds_scores(placing, state),
-    )
-
-
-def _adds_scores(placing: Placing, state: HubState) -> bool:
-    """Whether the index of a hub in `state` lacks scores of what is placed on it."""
-    entry = state.index.entry(placing.version.id)
-    return entry is not None and merged(entry.scores, placing.scores) != entry.scores
-
-
-def _not_signed(hub: Hub, made: Publishable) -> str | None:
-    """A sentence where the version was published before with another signature, or with none."""
-    if made.signature is None:
-        return None
-    listed = {file.path: file for file in hub.files(made.id)}.get(SIGNATURE_NAME)
-    if listed is None:
-        seen = "without a signature"
-    elif (
-        listed.size != len(made.signature)
-        or hub.fetch(made.id, SIGNATURE_NAME, limit=listed.size) != made.signature
-    ):
-        seen = "with another signature"
-    else:
-        return None
-    return (
-        f"{made.id} was published {seen}, and a published version never changes: publish it under"
-        " another tag to sign it."
-    )
-
-
-def _left_alone(card: bytes | None) -> str | None:
-    if not is_damaged(card):
-        return None
-    return (
-        f"{CARD_NAME} was left as it is: its lines {BEGIN.decode()} and {END.decode()} do not"
-        " match."
-    )
-
-
-@dataclass(frozen=True)
-class Publishable:
-    """An artifact as it goes to every hub, whatever happens to its folder later.
-
-    Attributes:
-        files: payload files and `oscar.json`, by their names.
-        accepted: what it is published in spite of; see `quality_gate`.
-    """
-
-    id: ArtifactId
-    files: Mapping[str, bytes]
-    verified: Verified
-    aliases: tuple[str, ...] = ()
-    scores: tuple[Score, ...] = ()
-    accepted: tuple[Accepted, ...] = ()
-    signature: bytes | None = None
-    report: bytes | None = None
-
-    @property
-    def beside(self) -> dict[str, bytes]:
-        """Files that go along and are neither payload nor manifest."""
-        files = {SIGNATURE_NAME: self.signature, REPORT_NAME: self.report}
-        return {name: data for name, data in files.items() if data is not None}
-
-    @classmethod
-    def read(
-        cls,
-        folder: Path,
-        *,
-        allow_warnings: bool = False,
-        aliases: Sequence[str] = (),
-    ) -> Publishable:
-        """Read the artifact in `folder` and verify it strictly."""
-        name = path_text(folder)
-        if not folder.is_dir():
-            raise PathNotFound.for_path(name, "folder")
-        if not (folder / FILE_NAME).exists():
-            raise PathNotFound(
-                f"{name} has no {FILE_NAME}, so nobody could tell what it is.",
-                hint="publish a folder that oscar-zoo compute wrote",
-            )
-        files = read_folder(folder.resolve())
-        assert isinstance(files, dict), "names alone judge only a folder without a manifest"
-        manifest = Manifest.from_bytes(files[FILE_NAME], what=str(folder / FILE_NAME))
-        listed = {FILE_NAME, *(entry.path for entry in manifest.files)}
-        if extra := sorted(files.keys() - listed):
-            raise UsageError(
-                f"{name} has {', '.join(extra)}, which its {FILE_NAME} does not list.",
-                hint="one folder is one artifact: move other rotation files away",
-            )
-        if missing := sorted(listed - files.keys()):
-            raise PathNotFound.for_path(folder / missing[0], "file")
-        names = _aliases(aliases, manifest.artifact_id)
-        verified = _verify(name, files, manifest, allow_warnings=allow_warnings)
-        signature = _own_signature(name, read_signature(folder.resolve()), files)
-        return cls(manifest.artifact_id, files, verified, names, signature=signature)
-
-    @property
-    def manifest(self) -> Manifest:
-        """`oscar.json`, parsed."""
-        assert self.verified.manifest is not None  # a folder without one is refused
-        return self.verified.manifest
-
-    def with_scores(self, file: ScoreFile, *, what: str) -> Publishable:
-        """The same, with the scores of `file` added to those it has."""
-        check_same(file, self.id, self.verified.digest, what=what, where="the folder")
-        return replace(self, scores=merged(self.scores, file.scores))
-
-    def signed(self, key: SigningKey) -> Publishable:
-        """The same, signed with `key`; a signature by this key stays as it is."""
-        mark = signing_key.fingerprint(key.public)
-        known = KnownKeys((KnownKey(mark, "", key.public),))
-        if check_signature(self.signature, self.files, known).state == "valid":
-            return self
-        return replace(self, signature=sign(str(self.id), self.files, key))
-
-
-def _own_signature(name: str, data: bytes | None, files: Mapping[str, bytes]) -> bytes | None:
-    """The signature file of a folder, which goes along; raises `UsageError` where it is of other
-    files."""
-    report = check_signature(data, files, KnownKeys())
-    if report.state == "invalid":
-        raise UsageError(
-            f"{name} {report.message}.", hint=f"remove it: rm {quote(f'{name}/{SIGNATURE_NAME}')}"
-        )
-    return data
-
-
 def _verify(
-    name: str,
-    files: Mapping[str, bytes],
-    manifest: Manifest,
-    *,
-    allow_warnings: bool,
+    name: str, files: Mapping[str, bytes], manifest: Manifest, *, allow_warnings: bool
 ) -> Verified:
     recipe = recipe_for(manifest.artifact_id.model)
     outcome = verify_files(
@@ -455,7 +314,7 @@ def _verify(
     return outcome
 
 
-def _aliases(aliases: Sequence[str], artifact: ArtifactId) -> tuple[str, ...]:
+def _check_aliases(aliases: Sequence[str], artifact: ArtifactId) -> None:
     for alias in aliases:
         reference, recipe = Reference.parse(alias), recipe_for(alias)
         if reference.tag is not None or reference.digest is not None:
@@ -466,65 +325,32 @@ def _aliases(aliases: Sequence[str], artifact: ArtifactId) -> tuple[str, ...]:
             raise UsageError(
                 f"the alias {alias!r} is a name of {recipe.name}.", hint="choose another alias"
             )
-    return tuple(aliases)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What is known about the quality of an artifact before it is published.
-
-    Attributes:
-        change_percent: the largest measured rise of perplexity over BF16, or `None`.
-        imported: whether the artifact is somebody else's, which cannot be asked for measurements.
-    """
-
-    change_percent: float | None
-    recall: bool
-    gpqa: bool
-    imported: bool
-
-    @classmethod
-    def by(cls, made: Publishable) -> Self:
-        """What the manifest and the scores of `made` say, with the settings of its recipe."""
-        said = (Measured.of(made.manifest), Measured.of_scores(made.scores))
-        figures = [one for one in said if one is not None]
-        changes = [one.change_percent for one in figures if one.change_percent is not None]
-        return cls(
-            change_percent=max(changes, default=None),
-            recall=any(one.recall is not None for one in figures),
-            gpqa=any(
-                score.task.startswith("gpqa") and score.reporter == "measured"
-                for score in made.scores
-            ),
-            imported=made.manifest.provenance.kind == "imported",
-        )
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The tasks that were not measured."""
-        tasks = (("perplexity", self.change_percent is not None), ("recall", self.recall))
-        return tuple(task for task, measured in tasks if not measured)
-
-
-def check_quality(
-    made: Publishable, measure: str, *, allow_poor: bool = False, unmeasured: bool = False
+def _checked_quality(
+    made: Publishable, params: PublishParams, measure: str, *, imported: bool
 ) -> tuple[Accepted, ...]:
-    """Refuse what was not measured, or is poor."""
-    shown, name = Shown.by(made), made.id.reference
-    accepted: list[Accepted] = []
-    if shown.missing and not shown.imported:
-        if not unmeasured:
-            tasks = " and ".join(shown.missing)
-            only = "" if len(shown.missing) > 1 else f" --task {shown.missing[0]}"
+    """Refuse what was not measured under its recipe, or is poor; what was accepted of that. An
+    artifact that is somebody else's cannot be asked for measurements."""
+    said = (Measured.of(made.manifest), Measured.of_scores(made.scores))
+    figures = [one for one in said if one is not None]
+    changes = [one.change_percent for one in figures if one.change_percent is not None]
+    has_recall = any(one.recall is not None for one in figures)
+    tasks = (("perplexity", bool(changes)), ("recall", has_recall))
+    missing = [task for task, measured in tasks if not measured]
+    name, accepted = made.id.reference, list[Accepted]()
+    if missing and not imported:
+        if not params.unmeasured:
+            only = "" if len(missing) > 1 else f" --task {missing[0]}"
             raise UsageError(
-                f"nobody measured the {tasks} of {name} under its recipe.",
+                f"nobody measured the {' and '.join(missing)} of {name} under its recipe.",
                 hint=f"{measure}{only} measures it; to publish it anyway: --unmeasured",
             )
         accepted.append("unmeasured")
-    if shown.change_percent is not None and is_poor(shown.change_percent):
-        if not allow_poor:
+    if changes and is_poor(max(changes)):
+        if not params.allow_poor:
             raise UsageError(
-                f"the perplexity of {name} is {shown.change_percent:.1f} % above BF16, more than"
+                f"the perplexity of {name} is {max(changes):.1f} % above BF16, more than"
                 f" {POOR_PERCENT:g} %.",
                 hint=(
                     "let oscar-zoo compute choose the method, with more text; to publish it anyway:"
@@ -533,3 +359,93 @@ def check_quality(
             )
         accepted.append("poor")
     return tuple(accepted)
+
+
+def _is_large(geometry: Geometry) -> bool:
+    """Whether a model of this shape is large enough for questions of a benchmark. It has about
+    twelve numbers for every layer and pair of channels."""
+    channels = geometry.num_q_heads * geometry.head_dim
+    return 12 * geometry.num_layers * channels**2 >= _LEAST_PARAMETERS
+
+
+def publish_on(
+    hub: Hub,
+    made: Publishable,
+    *,
+    propose: bool = False,
+    dry_run: bool = False,
+    create: bool = False,
+) -> PublishResult:
+    """Publish a verified artifact, which may go to several hubs, on `hub`; with `propose` in a pull
+    request, without a tag."""
+    version = Version.of(made.id, made.files)
+    change = partial(
+        placed,
+        version=version,
+        files={**made.files, **made.beside},
+        aliases=made.aliases,
+        scores=made.scores,
+        accepted=made.accepted,
+        propose=propose,
+    )
+    if dry_run:
+        state = read_state(hub, create=create, dry_run=True)
+        made_change = change(state)
+    else:
+        made_change, commit, state = apply_change(hub, change, create=create)
+    already = made_change is None or made_change.artifact is None
+    entry = state.index.entry(version.id)
+    adds = entry is not None and merged(entry.scores, made.scores) != entry.scores
+    result = PublishResult(
+        hub.name,
+        version.id,
+        version.digest,
+        already,
+        made.verified,
+        scores_updated=already and adds,
+    )
+    if dry_run:
+        tag = None if propose else tag_name(hub, version.id)
+        return replace(result, plan=_plan(made_change, tag, state))
+    if propose:
+        where = commit.revision if already else None
+        return replace(result, revision=where, proposal=commit.proposal)
+    if not already:
+        check_arrived(hub, version, made.beside)
+    tag, failed = put_tag(hub, version, commit.revision)
+    told = (failed, _not_signed(hub, made) if already else None, _left_alone(state.card))
+    warnings = tuple(text for text in told if text)
+    return replace(result, revision=commit.revision, tag=tag, warnings=warnings)
+
+
+def _plan(change: Change | None, tag: str | None, state: HubState) -> PublishPlan:
+    serial = state.index.serial
+    if change is None:
+        return PublishPlan((), None, None, tag, serial)
+    files = tuple(sorted(file_digest(path, data) for path, data in change.paths.items()))
+    if (data := change.root.get(INDEX_NAME)) is not None:
+        serial = Index.from_bytes(data).serial
+    return PublishPlan(files, change.message, change.parent, tag, serial)
+
+
+def _not_signed(hub: Hub, made: Publishable) -> str | None:
+    """A sentence where the version was published before with another signature, or with none."""
+    if made.signature is None:
+        return None
+    listed = {file.path: file.size for file in hub.files(made.id)}.get(SIGNATURE_NAME)
+    seen = "without a signature" if listed is None else "with another signature"
+    if listed == len(made.signature):
+        there = hub.fetch(made.id, SIGNATURE_NAME, limit=listed)
+        if there == made.signature:
+            return None
+    return (
+        f"{made.id} was published {seen}, and a published version never changes: publish it under"
+        " another tag to sign it."
+    )
+
+
+def _left_alone(card: bytes | None) -> str | None:
+    if not is_damaged(card):
+        return None
+    markers = f"{BEGIN.decode()} and {END.decode()}"
+    return f"{CARD_NAME} was left as it is: its lines {markers} do not match."

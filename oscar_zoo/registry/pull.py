@@ -16,45 +16,38 @@ from typing import Annotated, Any, Literal
 
 from pydantic import InstanceOf, PlainSerializer, computed_field
 
+from oscar_zoo.artifact.durable import check_folder
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Digest, says
-from oscar_zoo.artifact.output_files import check_folder
-from oscar_zoo.errors import (
-    NotLocked,
-    OscarZooError,
-    UsageError,
-)
+from oscar_zoo.errors import NotLocked, OscarZooError, UsageError
 from oscar_zoo.models.config_file import ConfigFile, check_cache
 from oscar_zoo.observer import SILENT, Observer, Silent
 from oscar_zoo.registry.arguments import command_line, option_words
 from oscar_zoo.registry.artifacts import Artifact, pulled_artifact
-from oscar_zoo.registry.compute_wish import (
-    ComputeWish,
-    model_to_compute,
-    propose_computing,
-    tell_of_folder,
-)
+from oscar_zoo.registry.changes import ErrorFacts, facts_of
 from oscar_zoo.registry.fetch import ListedFile, PullJob, PullResult
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.hubs.base import Progress
 from oscar_zoo.registry.hubs.threads import in_parallel
 from oscar_zoo.registry.params import PullParams
 from oscar_zoo.registry.pins import PinFile, project_root
-from oscar_zoo.registry.resolve import every_version
 from oscar_zoo.registry.signatures import NOT_SIGNED, SignatureWish
 from oscar_zoo.registry.store import Store, export
 from oscar_zoo.registry.targets import (
+    ComputeWish,
     ModelChoice,
     ModelTarget,
     NameTarget,
     check_made_for,
     mention_namesake,
+    model_to_compute,
     parse_named,
+    propose_computing,
+    tell_of_folder,
 )
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.writing import ErrorFacts, facts_of
+from oscar_zoo.registry.view import every_version
 
-Named = ModelTarget | NameTarget
 PARALLEL_ARTIFACTS = 4
 
 
@@ -98,13 +91,16 @@ class Planned:
     bytes: Literal[0] = 0
 
 
+Result = PullResult | Offered | Planned
+
+
 @dataclass(frozen=True)
 class PullReport:
     """What oscar-zoo pull prints: one entry for each name that could be had, and one error for each
     that could not."""
 
     dry_run: Annotated[bool, says("Whether nothing was fetched.")]
-    artifacts: tuple[PullResult | Offered | Planned, ...]
+    artifacts: tuple[Result, ...]
     errors: Annotated[
         tuple[InstanceOf[OscarZooError], ...],
         PlainSerializer(facts_of, return_type=list[ErrorFacts]),
@@ -118,30 +114,19 @@ class PullReport:
         return self.errors[0] if self.errors else None
 
 
-@dataclass(frozen=True)
-class NotFound:
-    """A search that found nothing, for who may compute what was looked for.
-
-    Attributes:
-        choice: the model that the name or the folder means.
-        again: the command line that means the same, with options to add or to replace.
-    """
-
-    params: PullParams
-    choice: ModelChoice
-    error: OscarZooError
-    trust: Trust
-    again: Callable[..., str]
+Again = Callable[..., str]
+"""The command line that means the same, with options to add or to replace."""
+Instead = Callable[[ModelChoice, OscarZooError, Trust, Again], PullResult | Planned]
+"""What becomes of a search that found nothing: the model that the name or the folder means, what
+the search said, the promises to keep, and the command line."""
 
 
-Result = PullResult | Offered | Planned
-Instead = Callable[[NotFound, Observer], PullResult | Planned]
-
-
-def name_computing(found: NotFound, observer: Observer) -> PullResult | Planned:
+def name_computing(
+    choice: ModelChoice, error: OscarZooError, trust: Trust, again: Again
+) -> PullResult | Planned:
     """Compute nothing: the error names that as the next step."""
-    propose_computing(found.choice, found.error, found.again)
-    raise found.error
+    propose_computing(choice, error, again)
+    raise error
 
 
 def run(
@@ -152,43 +137,24 @@ def run(
     What nobody has goes to `instead`, one after the other. The error of one of several targets is
     its result."""
     sources = Sources(params.hubs, offline=params.offline)
-    named = tuple(map(parse_named, params.names))
+    named = [parse_named(name) for name in params.names]
     _check(params)
     trust = _trust(params)
     lock = trust.lock.path if trust.lock and not trust.lock.path.exists() else None
     if params.everything:
-        named = tuple(NameTarget(str(name), name) for name in every_version(sources.hubs))
-    once: dict[Reference, Named] = {}
+        named = [NameTarget(str(name), name) for name in every_version(sources.hubs)]
+    once: dict[Reference, ModelTarget | NameTarget] = {}
     for target in named:
         once.setdefault(target.reference, target)
-    targets = tuple(once.values())
-    one, store = _offered if params.dry_run else _pulled, Store()
-    calls: list[Callable[[], Any]] = []
-    for target in targets:
-        label = f"{target.reference.name.rsplit('/', 1)[-1]} " if len(targets) > 1 else ""
-        fetched = partial(_fetched, observer, label)
-        make = partial(_job, params, sources, trust, store, target, fetched)
-        calls.append(partial(_attempt, one, make, params, target))
-    found = in_parallel(calls, workers=PARALLEL_ARTIFACTS)
-    results: list[Result | OscarZooError] = []
-    for target, result in zip(targets, found, strict=True):
-        again = partial(_again, params, target.text)
-        if isinstance(result, OscarZooError):
-            choice = model_to_compute(target, result)
-            if choice is not None:
-                tell_of_folder(target, result)
-                place = "FOLDER" if choice.on_no_hub else target.text
-                missing = NotFound(params, choice, result, trust, partial(_again, params, place))
-                result = _attempt(_computed, instead, missing, observer)
-        if isinstance(result, NotLocked):
-            result.propose(again(**{"dry-run": False}), again(**{"dry-run": False}, lock=True))
-        namesake = target.model_namesake if isinstance(target, NameTarget) else None
-        error = result if isinstance(result, OscarZooError) else None
-        mention_namesake(namesake, error, observer)
-        results.append(result)
+    targets = list(once.values())
+    several = len(targets) > 1
+    calls = [partial(_one, params, sources, trust, observer, one, several) for one in targets]
+    results = in_parallel(calls, workers=PARALLEL_ARTIFACTS)
+    for at, target in enumerate(targets):
+        results[at] = _settled(results[at], target, params, trust, observer, instead)
     observer.begin((), timed=False)
     errors = tuple(result for result in results if isinstance(result, OscarZooError))
-    if errors and len(results) == 1:
+    if errors and not several:
         raise errors[0]
     return PullReport(
         params.dry_run,
@@ -249,8 +215,7 @@ def pull(
     )
     (result,) = run(params, _Told(progress)).artifacts
     assert isinstance(result, PullResult), "nothing was asked to be planned"
-    copy = result.output
-    return pulled_artifact(result, copy)
+    return pulled_artifact(result, result.output)
 
 
 class _Told(Silent):
@@ -260,7 +225,6 @@ class _Told(Silent):
         self._callback = callback
 
     def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
-        """See `Observer`."""
         if self._callback is not None and unit == "bytes":
             self._callback(label, done, total)
 
@@ -272,19 +236,18 @@ def _check(params: PullParams) -> None:
         raise UsageError(
             "name artifacts, or ask for --all of them.", hint="oscar-zoo list shows what there is"
         )
+    no_lock = params.lock is False and params.lock_file is None
     pairs = {
-        "--locked needs the lock that --no-lock leaves out.": params.lock is False
-        and params.lock_file is None,
-        "--locked takes what the lock has; --compute makes something new.": params.compute,
+        "--locked needs the lock that --no-lock leaves out.": params.locked and no_lock,
+        "--locked takes what the lock has; --compute makes something new.": params.locked
+        and params.compute,
+        "--require-signature takes what somebody signed; --compute makes something new.": (
+            params.require_signature and params.compute
+        ),
     }
     for text, contradicts in pairs.items():
-        if params.locked and contradicts:
+        if contradicts:
             raise UsageError(text, hint="drop one of the two")
-    if params.compute and params.require_signature:
-        raise UsageError(
-            "--require-signature takes what somebody signed; --compute makes something new.",
-            hint="drop one of the two",
-        )
     ComputeWish(params.compute, calib_data=params.calib_data).check()
     output = params.output
     if output and not params.dry_run and not (output.is_dir() and any(output.iterdir())):
@@ -330,53 +293,42 @@ def _again(params: PullParams, name: str, **changes: Any) -> str:
     return command_line(["pull", name, *option_words(options | changes)])
 
 
-def _fetched(observer: Observer, label: str, file: str, done: int, total: int) -> None:
-    observer.advance(label + file, done, total, "bytes")
+def _one(
+    params: PullParams,
+    sources: Sources,
+    trust: Trust,
+    observer: Observer,
+    target: ModelTarget | NameTarget,
+    several: bool,
+) -> Result | OscarZooError:
+    """What becomes of one target, or its error."""
+    label = f"{target.reference.name.rsplit('/', 1)[-1]} " if several else ""
 
+    def told(file: str, done: int, total: int) -> None:
+        observer.advance(label + file, done, total, "bytes")
 
-def _attempt(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What `call` returns, or the error that it raises."""
     try:
-        return call(*arguments)
+        job = PullJob(
+            target.reference,
+            sources.hubs,
+            Store(),
+            trust=trust,
+            signing=SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
+            offline=sources.offline,
+            go_online=sources.go_online,
+            progress=told,
+        )
+        if params.dry_run:
+            return _offered(job, params)
+        result = job.pull()
+        if isinstance(target, ModelTarget):
+            check_made_for(target.choice, result.artifact.manifest)
+        return _copied(result, params)
     except OscarZooError as error:
         return error
 
 
-def _job(
-    params: PullParams,
-    sources: Sources,
-    trust: Trust,
-    store: Store,
-    target: Named,
-    fetched: Progress,
-) -> PullJob:
-    return PullJob(
-        target.reference,
-        sources.hubs,
-        store,
-        trust=trust,
-        signing=SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
-        offline=sources.offline,
-        go_online=sources.go_online,
-        progress=fetched,
-    )
-
-
-def _pulled(make: Callable[[], PullJob], params: PullParams, target: Named) -> PullResult:
-    result = make().pull()
-    if isinstance(target, ModelTarget):
-        check_made_for(target.choice, result.artifact.manifest)
-    return _copied(result, params)
-
-
-def _copied(result: PullResult, params: PullParams) -> PullResult:
-    if params.output is None:
-        return result
-    return replace(result, output=export(result.artifact, params.output, replace=params.force))
-
-
-def _offered(make: Callable[[], PullJob], params: PullParams, target: Named) -> Result:
-    job = make()
+def _offered(job: PullJob, params: PullParams) -> Result:
     found = job.plan()
     if isinstance(found, PullResult):
         return replace(found, files=(), bytes=0)
@@ -395,10 +347,36 @@ def _offered(make: Callable[[], PullJob], params: PullParams, target: Named) -> 
     )
 
 
-def _computed(instead: Instead, found: NotFound, observer: Observer) -> PullResult | Planned:
-    """What `instead` makes of a model that some command takes."""
-    config = ConfigFile.kept(found.choice.source, None)
-    if config is not None:
-        check_cache(config, found.choice.model_id)
-    result = instead(found, observer)
-    return _copied(result, found.params) if isinstance(result, PullResult) else result
+def _settled(
+    result: Result | OscarZooError,
+    target: ModelTarget | NameTarget,
+    params: PullParams,
+    trust: Trust,
+    observer: Observer,
+    instead: Instead,
+) -> Result | OscarZooError:
+    """`result`, or what is made instead of it; an error with what its user can do."""
+    if isinstance(result, OscarZooError) and (choice := model_to_compute(target, result)):
+        tell_of_folder(target, result)
+        again = partial(_again, params, "FOLDER" if choice.on_no_hub else target.text)
+        try:
+            config = ConfigFile.kept(choice.source, None)
+            if config is not None:
+                check_cache(config, choice.model_id)
+            result = instead(choice, result, trust, again)
+            if isinstance(result, PullResult):
+                result = _copied(result, params)
+        except OscarZooError as error:
+            result = error
+    if isinstance(result, NotLocked):
+        again = partial(_again, params, target.text, **{"dry-run": False})
+        result.propose(again(), again(lock=True))
+    namesake = target.model_namesake if isinstance(target, NameTarget) else None
+    mention_namesake(namesake, result if isinstance(result, OscarZooError) else None, observer)
+    return result
+
+
+def _copied(result: PullResult, params: PullParams) -> PullResult:
+    if params.output is None:
+        return result
+    return replace(result, output=export(result.artifact, params.output, replace=params.force))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,6 +26,10 @@ from oscar_zoo.artifact.specs import (
     validated,
 )
 from oscar_zoo.errors import InvalidName, MalformedFile
+
+if TYPE_CHECKING:  # they need numpy, and the completion of a name does not
+    from oscar_zoo.models.config_file import ConfigFile
+    from oscar_zoo.models.other_layers import OtherLayers
 
 DEFAULT_GROUP = 128
 """Channels that share a scale, for a model that is not in the zoo and has rows of this multiple."""
@@ -47,10 +52,8 @@ class CalibrationDefaults(Spec):
 
 
 class DraftDefaults(Spec):
-    """Drafts from layers of the model's own that guess later tokens (MTP).
-
-    `layers` is the number of such layers that its checkpoint has, and `steps` the number of tokens
-    to guess in front of every step. A step verifies them and one more, 32 at most."""
+    """Drafts from `layers` of the model's own that guess later tokens (MTP): `steps` in front of
+    every step, which verifies them and one more, 32 at most."""
 
     layers: Count
     steps: Annotated[int, Field(ge=1, le=31)]
@@ -102,21 +105,16 @@ class ModelRecipe(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> ModelRecipe:
         try:
-            for text in (
-                self.name,
-                *self.aliases,
-                *([self.default_tag] if self.default_tag else []),
-            ):
+            for text in filter(None, (self.name, *self.aliases, self.default_tag)):
                 check_part(text)
         except InvalidName as error:
             raise ValueError(error.message) from None
         check_group_size(self.geometry.head_dims, self.serving.group_size)
         if self.geometry.num_q_heads % self.tensor_parallel:
             raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide num_q_heads")
-        if self.drafts is not None and "drafts" not in self.sources:
-            raise ValueError("drafts has no entry in sources")
-        if self.config and "config" not in self.sources:
-            raise ValueError("config has no entry in sources")
+        for name in ("drafts", "config"):
+            if getattr(self, name) and name not in self.sources:
+                raise ValueError(f"{name} has no entry in sources")
         return self
 
     @property
@@ -179,14 +177,64 @@ def _expand(geometry: Mapping[str, Any], what: str) -> dict[str, Any]:
         full["attention_layers"] = list(range(count))
     elif isinstance(layers, dict):
         every, first = layers.get("every"), layers.get("from", 0)
-        if (
-            set(layers) - {"every", "from"}
-            or type(every) is not int
-            or type(first) is not int
-            or every < 1
-        ):
+        is_known = not set(layers) - {"every", "from"}
+        if not is_known or type(every) is not int or type(first) is not int or every < 1:
             raise MalformedFile(
                 "recipe.schema", f"{what}: attention_layers wants {{ every = n, from = first }}."
             )
         full["attention_layers"] = list(range(first, count, every))
     return full
+
+
+_WINDOW = "sliding_window"
+_OTHER = "linear_attention"
+"""Stands for every kind of layer that keeps a state."""
+_KINDS = ("hybrid_override_pattern", "layers_block_type")
+"""Where a file says the kind of every layer in words of its own."""
+_CHUNKED = ("llama4",)
+"""Model types whose other layers keep tokens of chunks, which no server of ours has."""
+
+
+def config_of_recipe(recipe: ModelRecipe) -> ConfigFile:
+    """A `config.json` with what the recipe knows, so that code that reads a file answers for a
+    name, too; everything else is missing."""
+    from oscar_zoo.models.config_file import ConfigFile
+    from oscar_zoo.models.geometry import FULL_ATTENTION, SLIDING_ATTENTION
+    from oscar_zoo.models.other_layers import kept_by_others
+
+    shape = recipe.geometry
+    windows = kept_by_others(recipe, shape) == "windows"
+    other = SLIDING_ATTENTION if windows else _OTHER
+    values: dict[str, object] = {
+        "model_type": recipe.model_type,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_q_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+    }
+    if shape.v_head_dim != shape.head_dim:
+        values["v_head_dim"] = shape.v_head_dim
+    if not any(name in recipe.config for name in _KINDS):
+        values["layer_types"] = [
+            FULL_ATTENTION if layer in shape.attention_layers else other
+            for layer in range(shape.num_layers)
+        ]
+    return ConfigFile({**values, **recipe.config})
+
+
+def others_of_recipe(recipe: ModelRecipe) -> OtherLayers | None:
+    """What the layers without full attention keep, as far as the recipe tells; `None` where it does
+    not say what kind of layers they are."""
+    from oscar_zoo.models.config_file import ConfigFile
+    from oscar_zoo.models.other_layers import OtherLayers, kept_by_others, other_layers
+
+    if recipe.model_type in _CHUNKED:
+        return None
+    values, kept = config_of_recipe(recipe).as_written, kept_by_others(recipe, recipe.geometry)
+    is_open = kept == "windows" and _WINDOW not in values
+    # How many tokens a window has does not change what one token takes.
+    config = ConfigFile({**values, _WINDOW: 1} if is_open else values)
+    found = other_layers(config, recipe.geometry.attention_layers)
+    if found is None:
+        return OtherLayers(state=None) if kept == "states" else None
+    return replace(found, window=None) if is_open else found

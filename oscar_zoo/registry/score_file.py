@@ -9,7 +9,7 @@ that was claimed once is lost: an earlier value goes to the history of the later
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -20,23 +20,20 @@ from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.specs import Digest, HistoryEntry, Score, Spec, Text, validated
-from oscar_zoo.errors import InvalidName, MalformedFile, PathNotFound, malformed_hint
+from oscar_zoo.errors import (
+    DigestMismatchError,
+    InvalidName,
+    MalformedFile,
+    PathNotFound,
+    UsageError,
+    malformed_hint,
+)
 
 PERPLEXITY, RECALL = "perplexity", "recall"
 FORCED: Final = (PERPLEXITY, RECALL)
 """Tasks whose answers are teacher-forced: nothing is generated, so nothing is sampled or cut."""
 
-_ALWAYS: Final = (
-    "value",
-    "dataset_revision",
-    "stderr",
-    "n",
-    "repeats",
-    "seeds",
-    "harness",
-    "engine",
-    "date",
-)
+_ALWAYS: Final = "value dataset_revision stderr n repeats seeds harness engine date".split()
 _OF_GENERATED: Final = ("sampling", "generation_cap", "exhausted_rate")
 RIGHT_OR_WRONG: Final = ("accuracy", "exact_match", "pass@1")
 """Metrics that average answers of which each is right or wrong."""
@@ -62,15 +59,36 @@ def is_of_recipe(score: Score) -> bool:
     return score.value is not None and score.kv_dtype == "int2" and not score.recipe_changes
 
 
+def value_text(score: Score | None) -> str | None:
+    """A value with its standard error; `None` where there is none."""
+    if score is None or score.value is None:
+        return None
+    return f"{score.value:.2f}" + ("" if score.stderr is None else f" ± {score.stderr:.2f}")
+
+
+def both_text(score: Score, *, error: bool = False) -> str:
+    """BF16 and INT2, with the standard error of the latter where that is wished."""
+    base = score.baseline.value if score.baseline else None
+    after = value_text(score) if error else f"{score.value:.2f}"
+    return f"{'?' if base is None else f'{base:.2f}'} → {after}"
+
+
 def faults(score: Score, digest: str) -> tuple[str, ...]:
     """What is wrong with a score as a record of the artifact `digest`; empty when nothing is.
 
     Each is a sentence without a full stop that begins with the task."""
     found = [*_faults(score, digest if score.kv_dtype == "int2" else None)]
-    if score.baseline is not None:
-        found += _baseline_faults(score, score.baseline)
-    elif score.paired is not None:
+    base = score.baseline
+    if base is None and score.paired is not None:
         found.append("it is paired with a baseline that is not there")
+    if base is not None:
+        found += [f"its baseline: {fault}" for fault in _faults(base, None)]
+        if (base.task, base.metric, base.unit) != (score.task, score.metric, score.unit):
+            found.append("its baseline measures something else")
+        if base.kv_dtype != "bf16":
+            found.append(f"its baseline has a cache of {base.kv_dtype}, not bf16")
+        if base.baseline is not None or base.paired is not None:
+            found.append("its baseline has a baseline")
     return tuple(f"{score.task} ({score.kv_dtype}): {fault}" for fault in found)
 
 
@@ -80,61 +98,43 @@ def binomial_error(percent: float, answers: int) -> float:
     return 100 * math.sqrt(share * (1 - share) / answers)
 
 
-def _faults(score: Score, digest: str | None) -> list[str]:
-    found = []
+def _faults(score: Score, digest: str | None) -> Iterator[str]:
     if score.artifact_digest not in (None, digest) and digest is not None:
-        found.append(f"it was measured with {score.artifact_digest}")
+        yield f"it was measured with {score.artifact_digest}"
     if score.reporter == "measured":
-        needed = _ALWAYS if score.task in FORCED else (*_ALWAYS, *_OF_GENERATED)
-        needed = needed if digest is None else (*needed, "artifact_digest")
-        single = score.task in FORCED and score.n == 1  # one text has no spread
-        missing = [
-            name
-            for name in needed
-            if getattr(score, name) is None and not (single and name == "stderr")
-        ]
+        needed = [*_ALWAYS, *(() if score.task in FORCED else _OF_GENERATED)]
+        needed += [] if digest is None else ["artifact_digest"]
+        if score.task in FORCED and score.n == 1:  # one text has no spread
+            needed.remove("stderr")
+        missing = [name for name in needed if getattr(score, name) is None]
         if missing:
-            found.append(f"a measured score needs {', '.join(missing)}")
+            yield f"a measured score needs {', '.join(missing)}"
     for name in ("seeds", "values"):
         given = getattr(score, name)
         if given is not None and score.repeats is not None and len(given) != score.repeats:
-            found.append(f"it has {len(given)} {name} of {score.repeats} repeats")
-    return [*found, *_error_faults(score)]
+            yield f"it has {len(given)} {name} of {score.repeats} repeats"
+    yield from _error_faults(score)
 
 
-def _error_faults(score: Score) -> list[str]:
+def _error_faults(score: Score) -> Iterator[str]:
     """A standard error that cannot come from the value, the questions and the repeats.
 
     Answers to one question need not be independent. So the error lies between that of `n * repeats`
     independent answers and that of `n`."""
     value, error, n = score.value, score.stderr, score.n
     if error is not None and error < 0:
-        return [f"its standard error is {error:g}"]
-    if score.unit != "percent" or value is None:
-        return []
-    if not 0 <= value <= 100:
-        return [f"its value is {value:g} percent"]
-    if error is None or n is None or score.metric not in RIGHT_OR_WRONG:
-        return []
-    least = binomial_error(value, n * (score.repeats or 1))
-    most = binomial_error(value, max(n - 1, 1))
-    if 0.99 * least - _ROUNDING <= error <= 1.01 * most + _ROUNDING:
-        return []
-    return [
-        f"its standard error is {error:.3g} points, but {n} questions of which {value:.4g} percent"
-        f" are right give {least:.3g} to {most:.3g}"
-    ]
-
-
-def _baseline_faults(score: Score, baseline: Score) -> list[str]:
-    found = [f"its baseline: {fault}" for fault in _faults(baseline, None)]
-    if (baseline.task, baseline.metric, baseline.unit) != (score.task, score.metric, score.unit):
-        found.append("its baseline measures something else")
-    if baseline.kv_dtype != "bf16":
-        found.append(f"its baseline has a cache of {baseline.kv_dtype}, not bf16")
-    if baseline.baseline is not None or baseline.paired is not None:
-        found.append("its baseline has a baseline")
-    return found
+        yield f"its standard error is {error:g}"
+    elif score.unit == "percent" and value is not None and not 0 <= value <= 100:
+        yield f"its value is {value:g} percent"
+    elif score.unit == "percent" and value is not None and error is not None and n is not None:
+        least = binomial_error(value, n * (score.repeats or 1))
+        most = binomial_error(value, max(n - 1, 1))
+        fits = 0.99 * least - _ROUNDING <= error <= 1.01 * most + _ROUNDING
+        if score.metric in RIGHT_OR_WRONG and not fits:
+            yield (
+                f"its standard error is {error:.3g} points, but {n} questions of which {value:.4g}"
+                f" percent are right give {least:.3g} to {most:.3g}"
+            )
 
 
 _REPORTERS = {"measured": 0, "third_party": 1, "upstream": 2}
@@ -164,9 +164,12 @@ def joined(first: Sequence[Score], second: Iterable[Score]) -> tuple[Score, ...]
 
 def _after(before: Score, score: Score) -> Score:
     """`score`, which was claimed after `before`."""
-    ended = (*before.history, *_as_history(before))
     if _claims(before) == _claims(score):
         return before
+    ended = before.history
+    if before.value is not None:
+        source = _source(before)
+        ended += (HistoryEntry(value=before.value, source=source, date=before.date),)
     new = [entry for entry in score.history if entry not in ended]
     return score.model_copy(update={"history": (*ended, *new)})
 
@@ -178,23 +181,17 @@ def _claims(score: Score) -> Score:
     return score.model_copy(update=blank | {"baseline": base and base.model_copy(update=blank)})
 
 
-def _as_history(score: Score) -> tuple[HistoryEntry, ...]:
-    if score.value is None:
-        return ()
-    return (HistoryEntry(value=score.value, source=_source(score), date=score.date),)
-
-
 def _source(score: Score) -> str:
     """Where a value came from, with what tells how sure it was."""
     tool = score.harness and " ".join(filter(None, (score.harness.name, score.harness.version)))
-    said = score.source or tool or score.who or score.reporter
     facts = [
+        score.source or tool or score.who or score.reporter,
         f"± {score.stderr:.3g}" if score.stderr is not None else None,
         f"n {score.n}" if score.n is not None else None,
         f"{score.repeats} runs" if score.repeats is not None else None,
         f"data {score.dataset_revision[:19]}" if score.dataset_revision is not None else None,
     ]
-    return "; ".join([said, *(fact for fact in facts if fact is not None)])
+    return "; ".join(fact for fact in facts if fact is not None)
 
 
 SCHEMA: Final = "oscar-zoo.scores/1"
@@ -203,12 +200,8 @@ FILE_NAME: Final = "scores.json"
 
 
 class ScoreFile(Spec):
-    """Scores of one artifact.
-
-    Attributes:
-        scores: at most one about the same thing by the same reporter; those of an INT2 cache carry
-            their BF16 baseline.
-    """
+    """Scores of one artifact, at most one about the same thing by the same reporter; those of an
+    INT2 cache carry their BF16 baseline."""
 
     schema_: Literal["oscar-zoo.scores/1"] = Field(alias="schema")
     artifact: Text
@@ -239,6 +232,22 @@ class ScoreFile(Spec):
     def artifact_id(self) -> ArtifactId:
         """`artifact`, parsed."""
         return ArtifactId.parse(self.artifact)
+
+    def check_same(self, artifact: ArtifactId, digest: str, *, what: str, where: str) -> None:
+        """Refuse to be attached to another artifact than this one; `what` is the file's name."""
+        if self.artifact_id.key != artifact.key:
+            own = self.artifact_id.reference
+            raise UsageError(
+                f"{what} has scores of {own}, not of {artifact.reference}.",
+                hint=f"name the artifact that was measured: {own}",
+            )
+        if self.digest != digest:
+            raise DigestMismatchError.for_content(
+                f"{artifact} in {where}",
+                want=f"{self.digest} by {what}",
+                got=digest,
+                hint=f"measure these bytes: oscar-zoo eval {artifact.reference}",
+            )
 
     def to_bytes(self) -> bytes:
         """The file form: sorted keys, one space of indent, final newline."""

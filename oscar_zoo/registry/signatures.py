@@ -1,38 +1,162 @@
-"""Who signed an artifact: its signature file held against its bytes and against known keys.
+"""Who signed an artifact, and the elliptic keys on the curve P-256 that sign what a hub says; the
+keys need `oscar-zoo[sign]`.
 
-A key is known when the user names it, when the hub of the artifact signs its index with it (which
-is pinned on first use), or when it is shipped with the package. A signature decides nothing unless
-it is required; it is shown, and what is wrong with it is a remark.
+A private key is a PEM file without a password, which only its owner may read:
+
+    openssl ecparam -name prime256v1 -genkey -noout -out zoo.pem
+
+The signature file of an artifact is held against its bytes and against known keys. A key is known
+when the user names it, when the hub of the artifact signs its index with it (which is pinned on
+first use), or when it is shipped with the package. A signature decides nothing unless it is
+required; it is shown, and what is wrong with it is a remark.
 """
 
 from __future__ import annotations
 
+import base64
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from types import SimpleNamespace
+from typing import Any, Self
 
 from oscar_zoo.artifact import signature_file
-from oscar_zoo.artifact.files import sha256_hex
+from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.outcome import Check, Outcome, Rejected, SignatureReport, State, Verified
 from oscar_zoo.artifact.signature_file import SignatureFile
-from oscar_zoo.errors import MalformedFile, MissingDependency
-from oscar_zoo.registry import signing_key, trust
+from oscar_zoo.errors import MalformedFile, MissingDependency, UsageError
 from oscar_zoo.registry.catalog import packaged_keys
 from oscar_zoo.registry.pins import PinFile
-from oscar_zoo.registry.signing_key import SigningKey
 from oscar_zoo.registry.store import StoredArtifact
+
+VARIABLE = "OSCAR_ZOO_SIGN_KEY"
+"""Names the file of the private key, for every command that writes an index."""
+MAX_BYTES = 1 << 14
+
+
+def now() -> datetime:
+    """The time by which timestamps and keys are judged."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A private key; `public` is its public key as DER (`SubjectPublicKeyInfo`)."""
+
+    public: bytes
+    _private: Any
+
+    @classmethod
+    def configured(cls) -> Self | None:
+        """The key of `OSCAR_ZOO_SIGN_KEY`, or `None` when none is named."""
+        name = os.environ.get(VARIABLE, "").strip()
+        return cls.of_file(Path(name).expanduser()) if name else None
+
+    @classmethod
+    def of_file(cls, path: Path) -> Self:
+        """The key in the PEM file `path`."""
+        crypto = _library()
+        data = read_file(path, max_bytes=MAX_BYTES)
+        if path.stat().st_mode & 0o077:
+            raise UsageError(f"others than you may read the key {path}.", hint=f"chmod 600 {path}")
+        try:
+            private = crypto.serialization.load_pem_private_key(data, password=None)
+        except (ValueError, TypeError):
+            private = None
+        if not _is_p256(crypto, private):
+            raise UsageError(
+                f"{path} holds no private key of the curve P-256 without a password.",
+                hint="openssl ecparam -name prime256v1 -genkey -noout -out zoo.pem",
+            )
+        return cls(_der(crypto, private.public_key()), private)
+
+    def sign(self, data: bytes) -> bytes:
+        """An ECDSA signature of `data` with SHA-256, as DER; the same one every time where the
+        library can (RFC 6979)."""
+        crypto = _library()
+        digest = crypto.hashes.SHA256()
+        try:
+            algorithm = crypto.ec.ECDSA(digest, deterministic_signing=True)
+        except crypto.UnsupportedAlgorithm:
+            algorithm = crypto.ec.ECDSA(digest)
+        signature: bytes = self._private.sign(data, algorithm)
+        return signature
+
+
+def has_signed(public: bytes, signature: bytes, data: bytes) -> bool:
+    """Whether the owner of the `public` key signed `data`; raises `MissingDependency`."""
+    crypto = _library()
+    try:
+        key = crypto.serialization.load_der_public_key(public)
+        if not _is_p256(crypto, key):
+            return False
+        key.verify(signature, data, crypto.ec.ECDSA(crypto.hashes.SHA256()))
+    except (ValueError, TypeError, crypto.InvalidSignature, crypto.UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def fingerprint(public: bytes) -> str:
+    """sha256 of a public key, 64 hex digits."""
+    return sha256_hex(public)
+
+
+def _pem_hint(public: bytes) -> str:
+    """sha256 of a public key as PEM, by which signature files name it, 64 hex digits."""
+    text = base64.b64encode(public).decode()
+    lines = [text[start : start + 64] for start in range(0, len(text), 64)]
+    pem = "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
+    return sha256_hex(pem.encode())
+
+
+def _public_key_of_file(path: Path) -> bytes:
+    crypto = _library()
+    try:
+        key = crypto.serialization.load_pem_public_key(read_file(path, max_bytes=MAX_BYTES))
+    except (MalformedFile, ValueError, TypeError, crypto.UnsupportedAlgorithm):
+        key = None
+    if not _is_p256(crypto, key):
+        raise UsageError(
+            f"{path} holds no public key of the curve P-256.",
+            hint="its owner makes one of the private key: openssl ec -in zoo.pem -pubout",
+        )
+    return _der(crypto, key)
+
+
+def _der(crypto: Any, key: Any) -> bytes:
+    kind = crypto.serialization
+    data: bytes = key.public_bytes(kind.Encoding.DER, kind.PublicFormat.SubjectPublicKeyInfo)
+    return data
+
+
+def _is_p256(crypto: Any, key: Any) -> bool:
+    return isinstance(getattr(key, "curve", None), crypto.ec.SECP256R1)
+
+
+def _library() -> Any:
+    """The parts of `cryptography` that are used."""
+    try:
+        from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise MissingDependency.for_extra("cryptography", "sign") from error
+    return SimpleNamespace(
+        InvalidSignature=InvalidSignature,
+        UnsupportedAlgorithm=UnsupportedAlgorithm,
+        hashes=hashes,
+        serialization=serialization,
+        ec=ec,
+    )
 
 
 @dataclass(frozen=True)
 class SignatureWish:
-    """What is asked of signatures.
-
-    Attributes:
-        required: whether an artifact without a valid signature of a known key is refused.
-    """
+    """Whether an artifact without a valid signature of a known key is refused, and the files of
+    keys that are known."""
 
     required: bool = False
     keys: tuple[Path, ...] = ()
@@ -40,13 +164,8 @@ class SignatureWish:
 
 @dataclass(frozen=True)
 class KnownKey:
-    """A key that is known.
-
-    Attributes:
-        by: who vouches for it, for people.
-        public: the key as DER, or `None` where only its fingerprint is known.
-        until: when it is no longer trusted, or `None`.
-    """
+    """A key that is known, and who vouches for it; `public` is `None` where only its fingerprint is
+    known, and after `until` it is no longer trusted."""
 
     fingerprint: str
     by: str
@@ -65,25 +184,15 @@ class KnownKeys:
         cls, files: Iterable[Path] = (), pinned: Mapping[str, str | None] | None = None
     ) -> Self:
         """The keys in `files`, those pinned for hubs, and those of the package."""
-        named = [(signing_key.public_key_of_file(path), f"--key {path}") for path in files]
-        keys = [KnownKey(signing_key.fingerprint(public), by, public) for public, by in named]
+        named = [(_public_key_of_file(path), f"--key {path}") for path in files]
+        keys = [KnownKey(fingerprint(public), by, public) for public, by in named]
         for hub, mark in (pinned or {}).items():
             if mark is not None:
                 keys.append(KnownKey(mark, f"the key of {hub}"))
         for row in packaged_keys().keys:
-            mark, by = signing_key.fingerprint(row.public), f"shipped with oscar-zoo: {row.owner}"
-            keys.append(KnownKey(mark, by, row.public, row.until))
+            by = f"shipped with oscar-zoo: {row.owner}"
+            keys.append(KnownKey(fingerprint(row.public), by, row.public, row.until))
         return cls(tuple(keys))
-
-    def of(self, found: SignatureFile) -> tuple[bytes | None, tuple[KnownKey, ...]]:
-        """The public key that `found` claims, where it can be had, and who knows it."""
-        public = found.key
-        for key in self.keys:
-            hint = None if key.public is None else signing_key.pem_hint(key.public)
-            if public is None and hint is not None and hint == found.hint:
-                public = key.public
-        mark = None if public is None else signing_key.fingerprint(public)
-        return public, tuple(key for key in self.keys if key.fingerprint == mark)
 
 
 NOT_SIGNED = SignatureReport("missing", code="signature.missing", message="is not signed")
@@ -91,34 +200,43 @@ NOT_SIGNED = SignatureReport("missing", code="signature.missing", message="is no
 
 
 def check_signature(
-    data: bytes | None,
-    files: Mapping[str, bytes],
-    keys: KnownKeys,
-    *,
-    others: Collection[str] = (),
+    data: bytes | None, files: Mapping[str, bytes], keys: KnownKeys, *, others: Collection[str] = ()
 ) -> SignatureReport:
-    """Hold a signature file against the files of an artifact and against known keys."""
+    """Hold a signature file against the files of an artifact and against known keys; `others` are
+    names of further files of its folder."""
     if data is None:
         return NOT_SIGNED
     try:
         found = SignatureFile.from_bytes(data)
     except MalformedFile as error:
         return unreadable(error)
-    public, known = keys.of(found)
-    mark = None if public is None else signing_key.fingerprint(public)
+    public = found.key
+    for one in keys.keys:
+        if public is None and one.public and found.hint == _pem_hint(one.public):
+            public = one.public
+    mark = None if public is None else fingerprint(public)
     if (wrong := _difference(found.files, files, others)) is not None:
         return _invalid(*wrong, mark)
     if public is None or mark is None:
         message = f"is signed by a key that is not known here (hint {(found.hint or 'none')[:16]})"
         return SignatureReport("unknown_key", None, None, "signature.unknown_key", message)
     try:
-        signed = signing_key.has_signed(public, found.signature, found.signed_bytes)
+        signed = has_signed(public, found.signature, found.signed_bytes)
     except MissingDependency:
         text = "has a signature that is not checked: pip install 'oscar-zoo[sign]'"
         return SignatureReport("not_checked", mark, None, "signature.not_checked", text)
-    if not signed or found.hint not in (None, signing_key.pem_hint(public)):
+    if not signed or found.hint not in (None, _pem_hint(public)):
         return _invalid("invalid", "has a signature that is none of its key", mark)
-    return _by_known(mark, known)
+    known = [key for key in keys.keys if key.fingerprint == mark]
+    for key in known:
+        if key.until is None or key.until >= now():
+            return SignatureReport("valid", mark, key.by)
+    if known:
+        until = f"{known[0].until:%Y-%m-%d}"
+        message = f"is signed by {mark[:16]}, a key that was trusted until {until}"
+        return _invalid("expired", message, mark)
+    message = f"is signed by {mark[:16]}, a key that is not known here"
+    return SignatureReport("unknown_key", mark, None, "signature.unknown_key", message)
 
 
 def unreadable(error: MalformedFile) -> SignatureReport:
@@ -132,20 +250,7 @@ def sign(artifact: str, files: Mapping[str, bytes], key: SigningKey) -> bytes:
     digests = {path: sha256_hex(content) for path, content in files.items()}
     payload = signature_file.statement_bytes(artifact, digests, key.public)
     signature = key.sign(signature_file.pre_authentication(payload))
-    return signature_file.bundle_bytes(payload, signature, signing_key.pem_hint(key.public))
-
-
-def _by_known(mark: str, known: tuple[KnownKey, ...]) -> SignatureReport:
-    now = trust.now()
-    for key in known:
-        if key.until is None or key.until >= now:
-            return SignatureReport("valid", mark, key.by)
-    if known:
-        until = f"{known[0].until:%Y-%m-%d}"
-        message = f"is signed by {mark[:16]}, a key that was trusted until {until}"
-        return _invalid("expired", message, mark)
-    message = f"is signed by {mark[:16]}, a key that is not known here"
-    return SignatureReport("unknown_key", mark, None, "signature.unknown_key", message)
+    return signature_file.bundle_bytes(payload, signature, _pem_hint(key.public))
 
 
 def _difference(
@@ -179,8 +284,9 @@ def with_signature(
     if signing.required and signature.state != "valid":
         message = f"the artifact {signature.message}"
         failed = Check("signature", "failed", message)
-        return Rejected("signature", str(signature.code), message, checks=(failed,))
-    outcome = verify()
+        code = str(signature.code)
+        return Rejected("signature", code, message, checks=(failed,), signature=signature)
+    outcome = replace(verify(), signature=signature)
     if not isinstance(outcome, Verified) or not signature.is_there:
         return outcome
     state: State = "ok" if signature.state == "valid" else "warning"

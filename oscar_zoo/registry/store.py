@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,12 +65,10 @@ class StoredArtifact:
 
     @property
     def payload(self) -> dict[str, bytes]:
-        """The payload files only."""
         return {name: data for name, data in self.files.items() if name not in BESIDE}
 
     @property
     def signature(self) -> bytes | None:
-        """The signature file, or `None`."""
         return self.files.get(SIGNATURE_NAME)
 
     @property
@@ -99,77 +97,57 @@ class Store:
         accepted: tuple[str, ...] = (),
         measured: Measured | None = None,
     ) -> StoredArtifact:
-        """Store verified `files` under `artifact`; an intact entry with the same bytes stays, any
-        other is replaced.
-
-        Args:
-            files: file name -> bytes, `oscar.json` and signature included when there are such. An
-                intact entry keeps its signature where these bring none.
-            source: where the bytes came from, for people.
-        """
-        digests = _digests(files)
+        """Store verified `files` by name, `oscar.json` and signature included when there are such;
+        an intact entry with the same bytes stays, any other is replaced. An intact entry keeps its
+        signature where these bring none. `source` says for people where the bytes came from."""
+        for name in files:
+            if check_part(name, "file name").casefold() == RECORD_NAME:
+                raise InvalidName(
+                    f"no file of an artifact may be called {RECORD_NAME}.", hint="rename the file"
+                )
+        payload = {name: data for name, data in files.items() if name not in BESIDE}
+        digests = tuple(sorted(file_digest(name, data) for name, data in payload.items()))
         digest = artifact_digest(digests)
-        target = self._entry(digest, artifact)
-        fetched = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        folder = self.artifacts / check_digest(digest).removeprefix("sha256:")
         beside = {name: sha256_hex(files[name]) for name in BESIDE if name in files}
-        manifest, signature = beside.get(FILE_NAME), beside.get(SIGNATURE_NAME)
         record = Record(
-            artifact,
-            digest,
-            digests,
-            manifest,
-            source,
-            fetched,
-            target,
-            revision,
-            level,
-            warnings,
-            signature,
-            accepted,
-            measured,
+            id=artifact,
+            digest=digest,
+            files=digests,
+            manifest_sha256=beside.get(FILE_NAME),
+            source=source,
+            fetched=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            path=folder / sha256_hex(artifact.key.encode())[:12],
+            revision=revision,
+            level=level,
+            warnings=warnings,
+            signature_sha256=beside.get(SIGNATURE_NAME),
+            accepted=accepted,
+            measured=measured,
         )
-        present = self._present(digest, artifact, manifest, signature)
+        present = self._present(record)
         if present is not None:
             return present
-        with (
-            durable.storage_errors(f"cannot store {artifact} in {self.root}", cache=True),
-            self._tidy(digests),
-        ):
-            self._prepare()
-            with durable.staged_folder(self.artifacts, mode=0o700) as staged:
-                for entry in digests:
-                    self._link(entry, files[entry.path], staged / entry.path)
-                for name in beside:
-                    durable.write_new(staged / name, files[name], mode=0o444)
-                durable.write_new(staged / RECORD_NAME, record.to_bytes(), mode=0o444)
-                durable.write_new(staged / COMPLETE, b"", mode=0o444)
-                while not self._place(staged, target):
-                    present = self._present(digest, artifact, manifest, signature)
-                    if present is not None:  # another process stored the same just now
-                        return present
-                    self._retire(target)
+        try:
+            with durable.storage_errors(f"cannot store {artifact} in {self.root}", cache=True):
+                self._add(record, files)
+        except BaseException:
+            # Nothing links the blobs of an entry that is not there, and the disk may be full.
+            with contextlib.suppress(OSError):
+                self._drop_blobs(digests)
+            raise
         return self.open(digest, artifact)
 
     def open(self, digest: str, artifact: ArtifactId | None = None) -> StoredArtifact:
-        """An entry, every file hashed again.
-
-        Args:
-            artifact: which id, where several share the digest; default the first by name.
-        """
-        record = next(
-            (
-                r
-                for r in self.installed()
-                if r.digest == digest and (artifact is None or r.id.key == artifact.key)
-            ),
-            None,
+        """An entry, every file hashed again: that of `artifact`, where several share the digest, or
+        the first by name."""
+        for record in self.installed():
+            if record.digest == digest and (artifact is None or record.id.key == artifact.key):
+                return self._read(record)
+        raise ArtifactNotFound(
+            f"{artifact or digest} is not in the store.",
+            next_step=None if artifact is None else Pull(artifact.reference),
         )
-        if record is None:
-            raise ArtifactNotFound(
-                f"{artifact or digest} is not in the store.",
-                next_step=None if artifact is None else Pull(artifact.reference),
-            )
-        return self._read(record)
 
     def intact(self, record: Record | None) -> StoredArtifact | None:
         """The entry of `record`, every file hashed again; `None` when there is none or it rotted.
@@ -191,10 +169,14 @@ class Store:
         absent."""
         with durable.storage_errors(f"cannot read {self.root}", cache=True):
             self.check_owner()
-            found = (Record.read(folder) for folder in self._entries())
-            return tuple(
-                sorted((r for r in found if r is not None), key=lambda r: (r.id.key, r.digest))
-            )
+            found = []
+            for entry in self.entry_folders():
+                if (entry / COMPLETE).exists():
+                    # It may be from a time when others could write.
+                    durable.check_private(entry.parent, entry)
+                    found.append(Record.read(entry))
+            records = [record for record in found if record is not None]
+            return tuple(sorted(records, key=lambda record: (record.id.key, record.digest)))
 
     def entry_folders(self) -> Iterator[Path]:
         """The folders of all entries, complete or not, in one order; those that go meanwhile are
@@ -229,74 +211,62 @@ class Store:
             with contextlib.suppress(OSError):
                 durable.sweep(folder)
 
-    @contextlib.contextmanager
-    def _tidy(self, files: Sequence[FileDigest]) -> Iterator[None]:
-        """Remove the blobs of an entry that could not be stored: nothing links them, and the disk
-        may be full."""
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._drop_blobs(files)
-            raise
+    def _add(self, record: Record, files: Mapping[str, bytes]) -> None:
+        """Put an entry in its place, unless another process does so just now."""
+        self.check_owner()
+        for folder in (self.root, self.blobs, self.artifacts):
+            durable.make_folders(folder, mode=0o700)
+            durable.sweep(folder)
+        with durable.staged_folder(self.artifacts, mode=0o700) as staged:
+            for entry in record.files:
+                self._link(entry, files[entry.path], staged / entry.path)
+            for name in BESIDE:
+                if name in files:
+                    durable.write_new(staged / name, files[name], mode=0o444)
+            durable.write_new(staged / RECORD_NAME, record.to_bytes(), mode=0o444)
+            durable.write_new(staged / COMPLETE, b"", mode=0o444)
+            while not self._place(staged, record.path):
+                if self._present(record) is not None:
+                    break
+                self._retire(record.path)
 
     def _drop_blobs(self, files: Sequence[FileDigest]) -> None:
         """Remove those blobs of `files` that no entry links."""
         for entry in files:
             blob = self.blobs / entry.sha256
-            with contextlib.suppress(
-                FileNotFoundError, NotADirectoryError
-            ):  # another process may remove it just now
+            # Another process may remove it just now.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 if blob.lstat().st_nlink == 1:
                     blob.unlink()
 
     def _read(self, record: Record) -> StoredArtifact:
-        expected = {entry.path: entry.sha256 for entry in record.files}
-        if record.manifest_sha256 is not None:
-            expected[FILE_NAME] = record.manifest_sha256
-        if record.signature_sha256 is not None:
-            expected[SIGNATURE_NAME] = record.signature_sha256
+        expected: dict[str, str | None] = {entry.path: entry.sha256 for entry in record.files}
+        expected |= {FILE_NAME: record.manifest_sha256, SIGNATURE_NAME: record.signature_sha256}
         files = {}
         for name, want in expected.items():
-            path = record.path / name
-            try:
-                files[name] = read_file(path, max_bytes=MAX_PAYLOAD_BYTES)
-            except (PathNotFound, MalformedFile) as error:
-                raise _changed(record, name, want, None) from error
-            got = sha256_hex(files[name])
+            if want is None:
+                continue
+            got = None
+            with contextlib.suppress(PathNotFound, MalformedFile):
+                files[name] = read_file(record.path / name, max_bytes=MAX_PAYLOAD_BYTES)
+                got = sha256_hex(files[name])
             if got != want:
-                raise _changed(record, name, want, got)
+                what = f"{name} of {record.id} in the store"
+                hint = f"fetch it again: {record.fetch_again}"
+                raise DigestMismatchError.for_content(what, want=want, got=got, hint=hint)
         manifest = Manifest.from_bytes(files[FILE_NAME]) if FILE_NAME in files else None
         return StoredArtifact(record, files, manifest)
 
-    def _present(
-        self, digest: str, artifact: ArtifactId, manifest: str | None, signature: str | None
-    ) -> StoredArtifact | None:
-        """The entry, when it is intact, its `oscar.json` has the sha256 `manifest`, and its
-        signature file `signature`, or any where that is `None`."""
+    def _present(self, wanted: Record) -> StoredArtifact | None:
+        """The entry of the same bytes, when it is intact; it may have a signature where `wanted`
+        has none."""
         try:
-            stored = self.open(digest, artifact)
+            stored = self.open(wanted.digest, wanted.id)
         except (ArtifactNotFound, DigestMismatchError, MalformedFile):
             return None
-        record = stored.record
-        signed = signature is None or record.signature_sha256 == signature
-        return stored if record.manifest_sha256 == manifest and signed else None
-
-    def _entry(self, digest: str, artifact: ArtifactId) -> Path:
-        hexadecimal = check_digest(digest).removeprefix("sha256:")
-        return self.artifacts / hexadecimal / sha256_hex(artifact.key.encode())[:12]
-
-    def _entries(self) -> Iterator[Path]:
-        for entry in self.entry_folders():
-            if (entry / COMPLETE).exists():
-                durable.check_private(entry.parent, entry)  # from a time when others could write
-                yield entry
-
-    def _prepare(self) -> None:
-        self.check_owner()
-        for folder in (self.root, self.blobs, self.artifacts):
-            durable.make_folders(folder, mode=0o700)
-            durable.sweep(folder)
+        there = stored.record
+        signed = wanted.signature_sha256 in (None, there.signature_sha256)
+        return stored if there.manifest_sha256 == wanted.manifest_sha256 and signed else None
 
     def check_owner(self) -> None:
         """Raise where others could write; `put`, `installed` and `remove` do so first."""
@@ -307,14 +277,12 @@ class Store:
 
     def _link(self, entry: FileDigest, data: bytes, place: Path) -> None:
         blob = self.blobs / entry.sha256
-        if not _is_intact(blob, entry):
-            fresh = durable.temp_path(self.blobs)
-            try:
-                durable.write_new(fresh, data, mode=0o444)
-                os.replace(fresh, blob)  # noqa: PTH105
-            finally:
-                fresh.unlink(missing_ok=True)
-            durable.sync_folder(self.blobs)
+        try:
+            intact = sha256_hex(read_file(blob, max_bytes=entry.size)) == entry.sha256
+        except (MalformedFile, PathNotFound):
+            intact = False
+        if not intact:
+            durable.replace_file(blob, data, mode=0o444)
         try:
             os.link(blob, place)
         except OSError:
@@ -346,17 +314,6 @@ class Store:
         durable.remove_tree(away)
 
 
-def _digests(files: Mapping[str, bytes]) -> tuple[FileDigest, ...]:
-    for name in files:
-        if check_part(name, "file name").casefold() == RECORD_NAME:
-            raise InvalidName(
-                f"no file of an artifact may be called {RECORD_NAME}.", hint="rename the file"
-            )
-    return tuple(
-        sorted(file_digest(name, data) for name, data in files.items() if name not in BESIDE)
-    )
-
-
 def inside(folder: Path) -> list[Path]:
     """What is in `folder`, sorted; nothing when it is no folder or goes just now."""
     try:
@@ -365,35 +322,15 @@ def inside(folder: Path) -> list[Path]:
         return []
 
 
-def _changed(record: Record, name: str, want: str, got: str | None) -> DigestMismatchError:
-    what = f"{name} of {record.id} in the store"
-    hint = f"fetch it again: {record.fetch_again}"
-    return DigestMismatchError.for_content(what, want=want, got=got, hint=hint)
-
-
-def _is_intact(blob: Path, entry: FileDigest) -> bool:
-    try:
-        return sha256_hex(read_file(blob, max_bytes=entry.size)) == entry.sha256
-    except (MalformedFile, PathNotFound):
-        return False
-
-
 RECORD_SCHEMA = "oscar-zoo.record/1"
 RECORD_NAME = "record.json"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the store knows about an entry without reading its payload.
-
-    Attributes:
-        manifest_sha256: sha256 of `oscar.json`, or `None` when the hub had none.
-        level: what verification reached before the entry was stored, or `None` in entries of older
-            versions.
-        signature_sha256: sha256 of the signature file, or `None` when there was none.
-        accepted: what it was published in spite of, as the index of its hub said.
-        measured: perplexity and recall as the index of its hub said, or `None`.
-    """
+    """What the store knows about an entry without reading its payload; entries of older versions
+    have no `level`. What it was published in spite of, and the perplexity and recall, are what the
+    index of its hub said."""
 
     id: ArtifactId
     digest: str
@@ -416,26 +353,25 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """The content of `record.json`; the folder is not part of it."""
-        beside: dict[str, Any] = {
+        value: dict[str, Any] = {
+            "schema": RECORD_SCHEMA,
+            "id": str(self.id),
+            "digest": self.digest,
+            "files": [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in self.files],
+            "manifest_sha256": self.manifest_sha256,
+            "source": self.source,
+            "fetched": self.fetched,
+            "revision": self.revision,
+            "level": self.level,
+            "warnings": list(self.warnings),
             "signature_sha256": self.signature_sha256,
             "accepted": list(self.accepted),
             "measured": self.measured.model_dump(mode="json") if self.measured else None,
         }
-        return strict_json.pretty_bytes(
-            {
-                "schema": RECORD_SCHEMA,
-                "id": str(self.id),
-                "digest": self.digest,
-                "files": [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in self.files],
-                "manifest_sha256": self.manifest_sha256,
-                "source": self.source,
-                "fetched": self.fetched,
-                "revision": self.revision,
-                "level": self.level,
-                "warnings": list(self.warnings),
-                **{name: said for name, said in beside.items() if said},
-            }
-        )
+        for name in ("signature_sha256", "accepted", "measured"):
+            if not value[name]:
+                del value[name]
+        return strict_json.pretty_bytes(value)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -449,19 +385,18 @@ class Record:
                 FileDigest(check_part(row["path"]), _checked_hex(row["sha256"]), int(row["size"]))
                 for row in value["files"]
             )
-            manifest, signature = value["manifest_sha256"], value.get("signature_sha256")
             record = cls(
                 id=ArtifactId.parse(value["id"]),
                 digest=artifact_digest(files),
                 files=files,
-                manifest_sha256=None if manifest is None else _checked_hex(manifest),
+                manifest_sha256=_or_none(value["manifest_sha256"], _checked_hex),
                 source=str(value["source"]),
                 fetched=str(value["fetched"]),
                 path=folder,
-                revision=_text_or_none(value.get("revision")),
-                level=_text_or_none(value.get("level")),
+                revision=_or_none(value.get("revision"), str),
+                level=_or_none(value.get("level"), str),
                 warnings=tuple(str(code) for code in value.get("warnings", ())),
-                signature_sha256=None if signature is None else _checked_hex(signature),
+                signature_sha256=_or_none(value.get("signature_sha256"), _checked_hex),
                 accepted=tuple(str(what) for what in value.get("accepted", ())),
                 measured=Measured.from_json(value.get("measured")),
             )
@@ -475,16 +410,13 @@ def _checked_hex(text: str) -> str:
     return check_digest(f"sha256:{text}").removeprefix("sha256:")
 
 
-def _text_or_none(value: object) -> str | None:
-    return None if value is None else str(value)
+def _or_none(value: Any, read: Callable[[Any], str]) -> str | None:
+    return None if value is None else read(value)
 
 
 def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> Path:
-    """Copy the files of `artifact`, hashed when it was opened, into `folder`.
-
-    Args:
-        replace: whether a folder with other content may be replaced.
-    """
+    """Copy the files of `artifact`, hashed when it was opened, into `folder`; a folder with other
+    content is replaced only where `replace` allows it."""
     identity = artifact.record.id
     target = folder.expanduser().absolute() / identity.model / identity.tag
     with durable.storage_errors(f"cannot write {target}"):
@@ -514,12 +446,12 @@ def _has(target: Path, artifact: StoredArtifact) -> bool:
     if not target.is_dir() or {path.name for path in target.iterdir()} != set(artifact.files):
         return False
     try:
-        found = {
-            name: read_file(target / name, max_bytes=MAX_PAYLOAD_BYTES) for name in artifact.files
-        }
+        return all(
+            read_file(target / name, max_bytes=MAX_PAYLOAD_BYTES) == data
+            for name, data in artifact.files.items()
+        )
     except (PathNotFound, MalformedFile):
         return False
-    return found == dict(artifact.files)
 
 
 def find_installed(
@@ -542,12 +474,10 @@ def find_installed(
             newest = found.get(record.id.key)
             if newest is None or record.fetched > newest.fetched:
                 found[record.id.key] = record
-    if len(found) > 1 and recipe is not None and recipe.default_tag is not None:
-        default = f"{recipe.name}/{recipe.default_tag}".casefold()
-        if default in found:
-            return found[default]
-    if len(found) > 1:
-        raise AmbiguousName.for_name(
-            str(reference), sorted(record.id.reference for record in found.values())
-        )
-    return next(iter(found.values()), None)
+    if len(found) < 2:
+        return next(iter(found.values()), None)
+    default = f"{recipe.name}/{recipe.default_tag}".casefold() if recipe else ""
+    if default not in found:
+        choices = sorted(record.id.reference for record in found.values())
+        raise AmbiguousName.for_name(str(reference), choices)
+    return found[default]

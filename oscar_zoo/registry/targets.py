@@ -1,4 +1,5 @@
-"""What a text means where a verb takes a path, a name or a model. Text is parsed here, once.
+"""What a text means where a verb takes a path, a name or a model, and what may be computed where
+nobody has published it. Text is parsed here, once.
 
 How a text is written decides what it is, never what happens to lie in the current folder; see
 `artifact.names.is_path`. A file or folder with the name of an artifact is mentioned in a note or in
@@ -8,8 +9,7 @@ the error, so that nobody wonders.
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,16 +32,19 @@ from oscar_zoo.errors import (
     InvalidName,
     NetworkError,
     NotFoundError,
+    OfflineError,
     OscarZooError,
     PathNotFound,
     RepositoryNotFound,
     RevisionNotFound,
     UsageError,
 )
-from oscar_zoo.next_step import SuggestedPath
+from oscar_zoo.next_step import Compute, SuggestedPath
 from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry.arguments import command_line, option_words
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import table
+from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import aliased
 from oscar_zoo.registry.recipe import ModelRecipe
 
@@ -52,8 +55,7 @@ class ModelChoice:
 
     Attributes:
         source: local folder or hub id, as the loaders take it.
-        model_id: identity recorded in manifests: the recipe's hub id, else the hub id or folder
-            name given.
+        model_id: recorded in manifests: the recipe's hub id, else the hub id or folder name given.
         name: folder-safe base name, first part of artifact ids.
         notes: one sentence where something else has the same name.
     """
@@ -70,9 +72,8 @@ class ModelChoice:
     @property
     def on_no_hub(self) -> bool:
         """Whether `source` is the id of a model that no hub has."""
-        return (
-            self.recipe is not None and not self.recipe.on_hub and self.source == self.recipe.hf_id
-        )
+        recipe = self.recipe
+        return recipe is not None and not recipe.on_hub and self.source == recipe.hf_id
 
     def is_called(self, name: str) -> bool:
         """Whether `name`, with or without an organisation, means a model of this name."""
@@ -95,39 +96,50 @@ def choose_model(model: str | Path) -> ModelChoice:
     as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
     and SGLang. A name that the zoo does not know may mean a folder too, or one version that has it
     as an alias."""
-    if isinstance(model, str) and not is_path(model):
-        return _named(model)
-    return model_in_folder(Path(model).expanduser())
+    if isinstance(model, Path) or is_path(model):
+        return _model_in_folder(Path(model).expanduser())
+    choice, path = _model_called(model), Path(model)
+    if choice is None and holds_model(path):
+        return _model_in_folder(path)
+    if choice is None and (version := aliased(model)) is not None:
+        recipe = Catalog.packaged().recipe(version.model)
+        choice = None if recipe is None else _model_called(recipe.name)
+    if choice is not None:
+        return choice
+    if os.path.isfile(model):  # noqa: PTH113 (any text: no errors)
+        raise _a_file(model[:200])
+    error = PathNotFound(f"no model is called {model!r}.")
+    if os.path.isdir(model):  # noqa: PTH112 (any text: no errors)
+        error.advise(f"did you mean the folder {path_text(path)}, which has no config.json?")
+    elif close := Catalog.packaged().close_matches(model):
+        error.suggestions = tuple(close)
+    else:
+        error.advise("give a folder, an id such as Qwen/Qwen3-8B, or a name of the zoo")
+    raise error
 
 
-def model_called(name: str) -> ModelChoice | None:
+def _model_called(name: str) -> ModelChoice | None:
     """The model that `name` alone means: a model of the zoo, or an id such as `Qwen/Qwen3-8B` on a
     hub or of a folder here. `None` for any other name."""
     recipe, path = Catalog.packaged().recipe(name), Path(name)
     hub_id = recipe.hf_id if recipe else name
     if hub_id.count("/") == 1 and holds_model(Path(hub_id)):
-        choice = model_in_folder(Path(hub_id), recipe)
+        choice = _model_in_folder(Path(hub_id), recipe)
         note = f"{hub_id} is the folder {choice.source} here, not the model of that id on a hub"
         return replace(choice, notes=(note,))
     if recipe is not None:
-        notes = (namesake_note(path),) if holds_model(path) else ()
+        notes = (_namesake_note(path),) if holds_model(path) else ()
         return ModelChoice(recipe.hf_id, recipe.hf_id, recipe.name, recipe, notes)
     if name.count("/") == 1 and not os.path.isfile(path):  # noqa: PTH113 (any text: no errors)
         return ModelChoice(name, name, name.rpartition("/")[2], None)
     return None
 
 
-def model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoice:
-    """The model in the folder `path`.
-
-    Args:
-        recipe: what the zoo knows about it; default what it knows about a model of the folder's
-            name.
-    """
+def _model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoice:
+    """The model in the folder `path`, by default with what the zoo knows about a model of the
+    folder's name."""
     if path.is_file():
-        raise UsageError(
-            f"{path} is a file, not a model folder.", hint="give the folder that holds config.json"
-        )
+        raise _a_file(str(path))
     # written as a path, or a loader could take it for the id of a model on a hub
     source = path_text(path)
     if not path.is_dir():
@@ -139,22 +151,6 @@ def model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoic
     if recipe is None:
         return ModelChoice(source, model_id, safe_part(model_id.rpartition("/")[2]), None)
     return ModelChoice(source, recipe.hf_id, recipe.name, recipe)
-
-
-def _named(name: str) -> ModelChoice:
-    """The model that `name` means, which is not written as a path; see `choose_model`."""
-    choice, path = model_called(name), Path(name)
-    if choice is not None:
-        return choice
-    if holds_model(path):
-        return model_in_folder(path)
-    version = aliased(name)
-    recipe = None if version is None else Catalog.packaged().recipe(version.model)
-    choice = None if recipe is None else model_called(recipe.name)
-    if choice is None:
-        close = Catalog.packaged().close_matches(name)
-        raise _unknown(name, close)
-    return choice
 
 
 def recorded_model(model_id: str) -> ModelChoice:
@@ -171,27 +167,14 @@ def holds_model(path: Path) -> bool:
     return os.path.isfile(path / "config.json")  # noqa: PTH113 (any text: no errors)
 
 
-def namesake_note(place: Path) -> str:
-    """The note that a name was taken although the file or folder `place` has the same name."""
+def _a_file(shown: str) -> UsageError:
+    hint = "give the folder that holds config.json"
+    return UsageError(f"{shown} is a file, not a model folder.", hint=hint)
+
+
+def _namesake_note(place: Path) -> str:
     kind = "folder" if place.is_dir() else "file"
     return f"{place} is taken as a name; the {kind} of that name is {quote(path_text(place))}"
-
-
-def _unknown(text: str, close: Sequence[str]) -> OscarZooError:
-    """The error for a `text` that is no model, with what may have been meant."""
-    path = Path(text)
-    if os.path.isfile(text):  # noqa: PTH113 (any text: no errors)
-        return UsageError(
-            f"{text[:200]} is a file, not a model folder.",
-            hint="give the folder that holds config.json",
-        )
-    hint = "give a folder, an id such as Qwen/Qwen3-8B, or a name of the zoo"
-    if os.path.isdir(text):  # noqa: PTH112 (any text: no errors)
-        empty = "" if holds_model(path) else ", which has no config.json"
-        hint = f"did you mean the folder {path_text(path)}{empty}?"
-    elif close:
-        return PathNotFound(f"no model is called {text!r}.", suggestions=close)
-    return PathNotFound(f"no model is called {text!r}.", hint=hint)
 
 
 def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
@@ -199,19 +182,18 @@ def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
 
     Names that the zoo knows mean one model everywhere; a folder may have any name."""
     made_for = manifest.model.config_sha256 if manifest else None
-    if made_for is None or choice.recipe is not None:
+    if manifest is None or made_for is None or choice.recipe is not None:
         return
     folder = Path(choice.source)
     if made_for != sha256_hex((folder / "config.json").read_bytes()):
         raise UsageError(
-            f"{manifest.id if manifest else 'it'} was made for another model than {folder}:"
-            " config.json differs.",
+            f"{manifest.id} was made for another model than {folder}: config.json differs.",
             hint="give the folder a name of its own",
         )
 
 
 def check_model_id(text: str) -> None:
-    """Refuse what cannot be the id of a model, `ORG/NAME` or `NAME`; raises `InvalidName`."""
+    """Refuse what cannot be the id of a model, `ORG/NAME` or `NAME`."""
     parts = text.split("/")
     if len(parts) > 2:
         raise InvalidName(f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B")
@@ -225,10 +207,8 @@ class PathTarget:
 
     text: str
     path: Path
-
-    @property
-    def choice(self) -> None:
-        """The model that the text alone means: none."""
+    choice = None
+    """The model that the text alone means: none."""
 
     def __str__(self) -> str:
         return self.text
@@ -243,12 +223,10 @@ class ModelTarget:
 
     @property
     def path(self) -> Path:
-        """The folder."""
         return Path(self.choice.source)
 
     @property
     def reference(self) -> Reference:
-        """The artifact that the folder stands for."""
         return Reference(self.choice.name)
 
     def __str__(self) -> str:
@@ -257,11 +235,8 @@ class ModelTarget:
 
 @dataclass(frozen=True)
 class NameTarget:
-    """The name of an artifact.
-
-    Attributes:
-        namesake: a file or folder of the current folder that has the same name, or `None`.
-    """
+    """The name of an artifact; `namesake` is a file or folder of the current folder that has the
+    same name."""
 
     text: str
     reference: Reference
@@ -270,7 +245,7 @@ class NameTarget:
     @cached_property
     def choice(self) -> ModelChoice | None:
         """The model that the text alone means, if it means one."""
-        return model_called(self.reference.name)
+        return _model_called(self.reference.name)
 
     @property
     def model_namesake(self) -> Path | None:
@@ -289,24 +264,25 @@ def parse(text: str | Path) -> Target:
     if isinstance(text, Path) or is_path(text):
         path = Path(text).expanduser()
         if _is_model_folder(path):
-            return ModelTarget(str(text), model_in_folder(path))
+            return ModelTarget(str(text), _model_in_folder(path))
         return PathTarget(str(text), path)
     namesake = Path(text) if os.path.lexists(text) else None
     try:
         return NameTarget(text, Reference.parse(text), namesake)
     except InvalidName:
-        if namesake is None:
-            if table.kind_of(text) is not None:
-                raise _is_a_hub(text) from None
+        if namesake is not None:
+            error: OscarZooError = ArtifactNotFound.for_name(text)
+            suggest_path(namesake, error)
+        elif table.kind_of(text) is not None:
+            hint = "a hub is given with --hub; what it has: oscar-zoo list --hub " + quote(text)
+            error = InvalidName(f"{text} is a hub, and this takes a name.", hint=hint)
+        else:
             raise
-        error = ArtifactNotFound.for_name(text)
-        suggest_path(namesake, error)
         raise error from None
 
 
 def parse_named(text: str | Path) -> ModelTarget | NameTarget:
-    """Parse a target that names an artifact, by itself or by a folder with a model; raises
-    `UsageError` for any other path, and `PathNotFound` where nothing is there."""
+    """Parse a target that names an artifact, by itself or by a folder with a model."""
     target = parse(text)
     if isinstance(target, PathTarget):
         raise _takes_a_name(target)
@@ -314,7 +290,7 @@ def parse_named(text: str | Path) -> ModelTarget | NameTarget:
 
 
 def parse_name(text: str) -> NameTarget:
-    """Parse the name of an artifact; raises as `parse_named`, also for a folder with a model."""
+    """Parse the name of an artifact; a folder with a model is refused too."""
     target = parse(text)
     if not isinstance(target, NameTarget):
         raise _takes_a_name(target)
@@ -322,8 +298,7 @@ def parse_name(text: str) -> NameTarget:
 
 
 def parse_model(model: str | Path, observer: Observer) -> ModelChoice:
-    """Parse the name of a model, and note where something else has that name; raises as
-    `choose_model`."""
+    """`choose_model`, with a note where something else has that name."""
     choice = choose_model(model)
     for text in choice.notes:
         observer.note(Note("model.namesake", text, {"model": choice.source}))
@@ -348,28 +323,24 @@ def suggest_path(place: Path, error: OscarZooError) -> None:
     error.suggestions = (SuggestedPath(path_text(place), kind),)
 
 
-def _is_a_hub(text: str) -> InvalidName:
-    return InvalidName(
-        f"{text} is a hub, and this takes a name.",
-        hint=f"a hub is given with --hub; what it has: oscar-zoo list --hub {shlex.quote(text)}",
-    )
-
-
 def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
     """The error for a path in the place of a name, with a command that takes this path."""
+    from oscar_zoo.artifact.artifact_folder import find_artifacts
+
+    text = f"{target} is a path; this takes a name."
     if isinstance(target, ModelTarget):
+        make = f"oscar-zoo compute {quote(target.text)} makes a rotation for this model"
         known = target.choice.recipe is not None
-        make = f"oscar-zoo compute {shlex.quote(target.text)} makes a rotation for this model"
-        hint = f"the name of this model: {target.choice.name}" if known else make
-    elif not os.path.lexists(target.path):
+        return UsageError(
+            text, hint=f"the name of this model: {target.choice.name}" if known else make
+        )
+    if not os.path.lexists(target.path):
         hint = "check the path, or give a name: oscar-zoo list"
         return PathNotFound(f"no such file or folder: {target}", hint=hint)
-    elif target.path.is_dir() and not _holds_artifacts(target.path):
+    if target.path.is_dir() and not find_artifacts(target.path):
         hint = "name another folder, or an artifact: oscar-zoo list"
         return PathNotFound(f"no model (config.json) and no rotations in {target}.", hint=hint)
-    else:
-        hint = f"it is here already: oscar-zoo verify {shlex.quote(target.text)}"
-    return UsageError(f"{target} is a path; this takes a name.", hint=hint)
+    return UsageError(text, hint=f"it is here already: oscar-zoo verify {quote(target.text)}")
 
 
 def _is_model_folder(path: Path) -> bool:
@@ -377,12 +348,6 @@ def _is_model_folder(path: Path) -> bool:
     from oscar_zoo.artifact.artifact_folder import is_artifact
 
     return holds_model(path) and not (path / FILE_NAME).exists() and not is_artifact(path)
-
-
-def _holds_artifacts(path: Path) -> bool:
-    from oscar_zoo.artifact.artifact_folder import find_artifacts
-
-    return bool(find_artifacts(path))
 
 
 _NO_HUB = (PathNotFound, RepositoryNotFound, RevisionNotFound)
@@ -402,16 +367,98 @@ def looking_up(target: Target, observer: Observer) -> Iterator[None]:
 
 
 def mention_namesake(place: Path | None, error: OscarZooError | None, observer: Observer) -> None:
-    """Mention, after a look-up, that `place` has the name that was looked up.
-
-    Args:
-        place: a file or folder, or `None`, which needs no mention.
-        error: what the look-up raised; it asks whether `place` was meant, unless the hub itself is
-            missing. With `None` the observer hears a note.
-    """
+    """Mention, after a look-up, the file or folder `place` that has the name which was looked up:
+    the `error` of the look-up asks whether it was meant, unless the hub itself is missing; without
+    one the observer hears a note."""
     if place is None or isinstance(error, _NO_HUB):
         return
     if error is not None:
         suggest_path(place, error)
     else:
-        observer.note(Note("target.namesake", namesake_note(place), {"path": str(place)}))
+        observer.note(Note("target.namesake", _namesake_note(place), {"path": str(place)}))
+
+
+@dataclass(frozen=True)
+class ComputeWish:
+    """What a caller wants when nobody has published an artifact: to compute one with these values
+    of `ComputeParams`, or else to `ask` the observer. With `to_serve` it is wanted for a server, so
+    a model that `serve` refuses is an error."""
+
+    compute: bool = False
+    ask: bool = False
+    calib_data: str | None = None
+    device: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    to_serve: bool = False
+
+    def may_compute(self, error: OscarZooError) -> bool:
+        """After a search gave `error`."""
+        return self.compute or (self.ask and isinstance(error, ArtifactNotFound | OfflineError))
+
+    def check(self) -> None:
+        if self.calib_data and not self.compute:
+            raise UsageError(
+                "--calib-data goes with --compute.", hint="add --compute, or leave it out"
+            )
+
+
+def computing(choice: ModelChoice, sources: Sources, *, offline: bool = False) -> Compute:
+    """The next step for a command that does not compute: an artifact for the model `choice`, under
+    the name that the command looks for."""
+    words = option_words({"hub": sources.named, "compute": True, "offline": offline})
+    return Compute(choice.name, command_line(["pull", choice.source, *words]))
+
+
+def model_to_compute(
+    target: ModelTarget | NameTarget, error: OscarZooError, model: ModelChoice | None = None
+) -> ModelChoice | None:
+    """The model from which an artifact for `target` can be made, after a search gave `error`;
+    `model` is where its weights are, if the caller said so, and must have the same name. `None`
+    when the error says something else, when the target names one version, and when no model is
+    meant."""
+    reference = target.reference
+    if not isinstance(error, ArtifactNotFound | NetworkError):
+        return None
+    if reference.tag is not None or reference.digest is not None:
+        return None
+    model = model or target.choice
+    return model if model is not None and model.is_called(reference.name) else None
+
+
+def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> None:
+    """Let the `error` of a search for the artifact of a model's folder begin with what the folder
+    is. What it suggests goes: the next step is to compute one."""
+    if not isinstance(target, ModelTarget):
+        return
+    if isinstance(error, NetworkError) and error.said is not None:
+        why = f" on this machine, and not every hub could be asked ({error.said.rstrip('.')})."
+    elif isinstance(error, OfflineError):
+        why = " on this machine, and offline mode asks no hub."
+    elif isinstance(error, ArtifactNotFound):
+        why = " known."
+    else:
+        return
+    error.message = f"{target} is a model; no rotation for it is{why}"
+    error.args = (error.message,)
+    error.advise()
+
+
+def propose_computing(choice: ModelChoice, error: OscarZooError, again: Callable[..., str]) -> None:
+    """Let the `error` of a search name computing an artifact of `choice` as the next step, where
+    that is what the user may have meant. `again` gives the command line that means the same, with
+    options to add or to replace."""
+    from oscar_zoo.models.model_hub import is_here
+
+    here, place = is_here(choice.source), Path(choice.source)
+    slash = choice.recipe is None and "/" in choice.source and not is_path(choice.source)
+    first = Path(choice.source.partition("/")[0])
+    # a path without `./`: it exists, or the folder that it begins with does, and no such model
+    if slash and (os.path.lexists(choice.source) or (first.is_dir() and not here)):
+        if not os.path.lexists(place):
+            error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
+    elif here or not isinstance(error, NetworkError):
+        online = {} if here else {"offline": False}  # the model has to be fetched
+        error.next_step = Compute(choice.name, again(compute=True, **online))
+        if slash and not (here or error.suggestions or error.advice):
+            error.advice = f"a folder would be written {path_text(place)}"

@@ -13,48 +13,40 @@ when its digest differs. The key is pinned on first use; from then on the hub mu
 from __future__ import annotations
 
 import base64
-import binascii
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Hex64, Spec, Text
+from oscar_zoo.artifact.specs import Hex64, Spec, Text, validated
 from oscar_zoo.errors import (
     AmbiguousName,
     DigestMismatchError,
     FrozenIndex,
-    MalformedFile,
     MissingDependency,
     RollbackError,
     SignatureError,
     malformed_hint,
 )
-from oscar_zoo.registry import signing_key
-from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry import signatures
+from oscar_zoo.registry.catalog import TIME_FORMAT, Catalog
 from oscar_zoo.registry.hubs.base import TIMESTAMP_NAME
 from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.pins import Pin, PinFile
-from oscar_zoo.registry.signing_key import SigningKey
+from oscar_zoo.registry.signatures import SigningKey
 from oscar_zoo.registry.store import Record
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What somebody said an artifact is.
-
-    Attributes:
-        by: who said so, for people.
-        final: whether it cannot be given up.
-        about_manifest: whether it says anything about `oscar.json`.
-    """
+    """What somebody said an artifact is. It cannot be given up where it is `final`, and says
+    nothing of `oscar.json` unless it is `about_manifest`."""
 
     digest: str
     manifest_sha256: str | None
@@ -72,13 +64,9 @@ class Promise:
 
 @dataclass(frozen=True)
 class Trust:
-    """What has been seen before, and how strict to be.
-
-    Attributes:
-        write_lock: whether what was used is added to `lock`.
-        accept_new: promises of the past may be broken.
-        allow_downgrade: an index may go back.
-    """
+    """What has been seen before, and how strict to be: `write_lock` adds what was used to `lock`,
+    with `accept_new` promises of the past may be broken, with `allow_downgrade` an index may go
+    back."""
 
     known: PinFile = field(default_factory=PinFile.known)
     lock: PinFile | None = None
@@ -93,9 +81,7 @@ class Trust:
             return None
         recipe, folder = catalog.recipe(reference.name), reference.name.rsplit("/", 1)[-1]
         if recipe is None and "/" in reference.name and catalog.recipe(folder) is not None:
-            folder = (  # another organisation's model of a name the zoo knows: never the pinned one
-                ""
-            )
+            folder = ""  # another organisation's model of a name the zoo knows: never the pinned
         model, default = (recipe.name, recipe.default_tag) if recipe else (folder, None)
         try:
             return self.lock.read().find(reference, model, default)
@@ -120,7 +106,8 @@ class Trust:
         for place, name in ((self.lock, None), (self.known, "this user's known artifacts")):
             pin = place.read().pin(artifact) if place is not None else None
             if pin is not None and place is not None:
-                yield _of_pin(pin, name or place.path.name)
+                by = f"{name or place.path.name} (first seen {pin.first_seen[:10]})"
+                yield Promise(pin.digest, pin.manifest_sha256, by)
 
     def check(
         self,
@@ -133,9 +120,8 @@ class Trust:
     ) -> None:
         """Refuse an offer that breaks a promise."""
         for promise in of:
-            if promise.broken(digest, manifest_sha256) and not (
-                self.accept_new and not promise.final
-            ):
+            can_be_given_up = self.accept_new and not promise.final
+            if promise.broken(digest, manifest_sha256) and not can_be_given_up:
                 raise _broken(artifact, promise, digest, manifest_sha256, hub)
 
     def check_serial(self, hub: str, index: Index) -> None:
@@ -145,14 +131,12 @@ class Trust:
             raise RollbackError.for_serial(hub, seen, index.serial)
 
     def check_timestamp(self, hub: str, stamp: bytes | None, index: bytes | None) -> str | None:
-        """The fingerprint of the key that signed an index, or `None`; see
-        `timestamp.checked_key`."""
+        """The fingerprint of the key that signed an index, or `None`; see `checked_key`."""
         pinned = None if self.accept_new else self.known.read().keys.get(hub)
         return checked_key(stamp, index, hub=hub, pinned=pinned, allow_old=self.allow_downgrade)
 
     def key_of(self, hub: str) -> str | None:
-        """The fingerprint of the key that is pinned for `hub`, whatever revision of it is named, or
-        `None`."""
+        """The fingerprint of the key that is pinned for `hub` at any revision, or `None`."""
         return self.known.read().key_of(hub)
 
     def remember(
@@ -172,10 +156,6 @@ def of_record(record: Record) -> Promise:
     return Promise(record.digest, record.manifest_sha256, by)
 
 
-def _of_pin(pin: Pin, name: str) -> Promise:
-    return Promise(pin.digest, pin.manifest_sha256, f"{name} (first seen {pin.first_seen[:10]})")
-
-
 def _broken(
     artifact: ArtifactId,
     promise: Promise,
@@ -183,47 +163,31 @@ def _broken(
     manifest_sha256: str | None,
     hub: str,
 ) -> DigestMismatchError:
-    if digest is not None and digest != promise.digest:
-        what, want, got = str(artifact), promise.digest, digest
-    else:
+    what, want, got = str(artifact), promise.digest, digest or ""
+    if digest in (None, promise.digest):
         want, got = promise.manifest_sha256 or "no file", manifest_sha256 or "no file"
         what = f"{FILE_NAME} of {artifact}"
+    said = f"{what} changed: {want} by {promise.by}, {hub} now offers {got}."
+    hint = (
+        "versions never change; ask the publisher, or accept the new bytes with --accept-new-digest"
+    )
     if promise.final:
-        error = DigestMismatchError(
-            f"{what} is {want} by {promise.by}; {hub} offers {got}.",
-            hint="do not use it; tell the owner of the hub",
-        )
-    else:
-        error = DigestMismatchError(
-            f"{what} changed: {want} by {promise.by}, {hub} now offers {got}.",
-            hint=(
-                "versions never change; ask the publisher, or accept the new bytes with"
-                " --accept-new-digest"
-            ),
-        )
+        said = f"{what} is {want} by {promise.by}; {hub} offers {got}."
+        hint = "do not use it; tell the owner of the hub"
+    error = DigestMismatchError(said, hint=hint)
     error.what, error.want, error.got = what, want, got
     return error
 
 
-SCHEMA: Final = "oscar-zoo.timestamp/1"
 LIFETIME = timedelta(days=90)
 """How long a timestamp is valid; every command that writes with the key renews it."""
-_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-
-
-def now() -> datetime:
-    """The time by which timestamps are judged."""
-    return datetime.now(UTC)
 
 
 class Timestamp(Spec):
-    """The document.
+    """The document: which index is in force, and until when.
 
-    Attributes:
-        expires: when this document is no longer valid, RFC 3339 UTC.
-        key: the public key, DER in base64.
-        signature: of all other fields in canonical JSON, DER in base64.
-    """
+    `key` is the public key, DER in base64; `signature` is of all other fields in canonical JSON, in
+    the same form."""
 
     schema_: Literal["oscar-zoo.timestamp/1"] = Field(alias="schema")
     serial: Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -232,15 +196,19 @@ class Timestamp(Spec):
     key: Text
     signature: Text
 
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        self.until, self.public  # noqa: B018  (they raise a ValueError, as validators do)
+        return self
+
     @classmethod
-    def of(cls, index: bytes, serial: int, key: SigningKey, *, at: datetime | None = None) -> Self:
-        """The timestamp of `index`, made `at` a time, signed with `key`."""
-        until = (at or now()) + LIFETIME
+    def of(cls, index: bytes, serial: int, key: SigningKey) -> Self:
+        """The timestamp of `index`, made now, signed with `key`."""
         unsigned = cls(
-            schema=SCHEMA,
+            schema="oscar-zoo.timestamp/1",
             serial=serial,
             index_sha256=sha256_hex(index),
-            expires=until.strftime(_FORMAT),
+            expires=(signatures.now() + LIFETIME).strftime(TIME_FORMAT),
             key=base64.b64encode(key.public).decode(),
             signature="-",
         )
@@ -252,15 +220,7 @@ class Timestamp(Spec):
     def from_bytes(cls, data: bytes, what: str) -> Self:
         """Parse an untrusted document; raises `MalformedFile`."""
         value = strict_json.loads(data, what=what)
-        try:
-            found = cls.model_validate_json(json.dumps(value))
-            found.until, found.public  # noqa: B018  (they must be readable)
-        except (ValidationError, ValueError) as error:
-            cause = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise MalformedFile(
-                "timestamp.schema", f"{what} is no timestamp: {cause}.", hint="ask the hub's owner"
-            ) from None
-        return found
+        return validated(cls, value, code="timestamp.schema", what=what)
 
     def to_bytes(self) -> bytes:
         """The file form."""
@@ -269,32 +229,31 @@ class Timestamp(Spec):
     @property
     def signed_bytes(self) -> bytes:
         """What the signature is of."""
-        value = self.model_dump(mode="json", by_alias=True)
-        del value["signature"]
+        value = self.model_dump(mode="json", by_alias=True, exclude={"signature"})
         return strict_json.canonical_bytes(value)
 
     @property
     def until(self) -> datetime:
         """`expires` as a time."""
-        return datetime.strptime(self.expires, _FORMAT).replace(tzinfo=UTC)
+        return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
 
     @property
     def public(self) -> bytes:
         """`key` as bytes."""
-        return _decoded(self.key)
+        return base64.b64decode(self.key, validate=True)
 
     @property
     def fingerprint(self) -> str:
         """sha256 of the public key."""
-        return signing_key.fingerprint(self.public)
+        return signatures.fingerprint(self.public)
 
     def is_signed(self) -> bool:
         """Whether the owner of `key` signed this; raises `MissingDependency`."""
         try:
-            signature = _decoded(self.signature)
+            signature = base64.b64decode(self.signature, validate=True)
         except ValueError:
             return False
-        return signing_key.has_signed(self.public, signature, self.signed_bytes)
+        return signatures.has_signed(self.public, signature, self.signed_bytes)
 
 
 def checked_key(
@@ -324,7 +283,7 @@ def checked_key(
         raise SignatureError.for_hub(hub, "has a signature that is none of its key")
     if found.index_sha256 != sha256_hex(index or b""):
         raise SignatureError.for_hub(hub, "is another one than its owner signed")
-    if found.until < now() and not allow_old:
+    if found.until < signatures.now() and not allow_old:
         raise FrozenIndex.for_hub(hub, found.expires)
     return found.fingerprint
 
@@ -332,28 +291,17 @@ def checked_key(
 def renewed(stamp: bytes | None, index: bytes, serial: int, key: SigningKey | None) -> bytes | None:
     """The timestamp to write beside `index`, or `None` where the one that is there stays or none is
     wanted."""
-    before = None
-    if stamp is not None:
-        before = Timestamp.from_bytes(stamp, TIMESTAMP_NAME)
-        if key is None and before.index_sha256 != sha256_hex(index):
+    before = None if stamp is None else Timestamp.from_bytes(stamp, TIMESTAMP_NAME)
+    same = before is not None and before.index_sha256 == sha256_hex(index)
+    if key is None:
+        if before is not None and not same:
             raise SignatureError(
                 "the index of this hub is signed, and no key is named.",
-                hint=f"name the file of its private key: export {signing_key.VARIABLE}=zoo.pem",
+                hint=f"name the file of its private key: export {signatures.VARIABLE}=zoo.pem",
             )
-    if key is None:
         return None
-    fresh = Timestamp.of(index, serial, key)
-    same = before is not None and (before.key, before.index_sha256) == (
-        fresh.key,
-        fresh.index_sha256,
-    )
-    if same and before is not None and before.until - now() > LIFETIME / 2:
-        return None
-    return fresh.to_bytes()
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"no base64: {error}") from None
+    if before is not None and same and before.public == key.public:
+        is_fresh = before.until - signatures.now() > LIFETIME / 2
+        if is_fresh:
+            return None
+    return Timestamp.of(index, serial, key).to_bytes()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference, is_path, parse_digest, path_text
@@ -13,6 +15,7 @@ from oscar_zoo.artifact.outcome import (
     Check,
     DigestMismatch,
     Outcome,
+    SignatureReport,
     Unreadable,
     VerifyReport,
 )
@@ -30,7 +33,7 @@ from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored, status_warnings
 from oscar_zoo.registry.params import VerifyParams
 from oscar_zoo.registry.signatures import SignatureWish, signature_in, signature_of, with_signature
-from oscar_zoo.registry.store import Record, Store, StoredArtifact
+from oscar_zoo.registry.store import Store, StoredArtifact
 from oscar_zoo.registry.targets import NameTarget, looking_up, parse
 from oscar_zoo.verb import python_call
 
@@ -39,61 +42,100 @@ WANTED = "give a rotation file, or a folder that holds a K/V pair"
 
 @dataclass(frozen=True)
 class Expected:
-    """What an artifact is held against.
-
-    Attributes:
-        geometry: of the model; default that of the model which a folder of the path, or the
-            artifact itself, names.
-        signing: whether a signature is required, and keys that are known.
-    """
+    """What an artifact is held against; without `geometry`, that of the model which a folder of the
+    path, or the artifact itself, names."""
 
     geometry: Geometry | None = None
     digest: str | None = None
     strict: bool = False
     signing: SignatureWish = field(default_factory=SignatureWish)
 
+    def of(
+        self,
+        files: Mapping[str, bytes],
+        signature: SignatureReport | None,
+        known: Geometry | None,
+        **more: Any,
+    ) -> Outcome:
+        """The outcome of verification; `known` is the geometry that a name told."""
+        from oscar_zoo.artifact.verify import verify_files
 
-def check_path(path: Path, expected: Expected) -> list[Outcome]:
-    """Verify a rotation file, an artifact folder, or every artifact in a tree."""
-    place = artifacts_at(path)
-    if expected.digest is not None and len(place.artifacts) > 1:
-        raise UsageError(
-            f"--digest goes with one artifact, {place.path} holds {len(place.artifacts)}.",
-            hint="name one of them",
+        verify = partial(
+            verify_files,
+            files,
+            expected_digest=self.digest,
+            geometry=self.geometry or known,
+            strict=self.strict,
+            **more,
         )
-    return [check_one(item, expected) for item in place.artifacts]
+        return with_signature(verify, signature, self.signing)
+
+
+def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
+    """Verify every target; a tree gives one result for each artifact in it."""
+    from oscar_zoo.models.config_file import geometry_of_folder
+
+    named = params.targets if isinstance(params.targets, tuple) else (params.targets,)
+    targets = [parse(target) for target in named]
+    if params.digest is not None and len(targets) > 1:
+        raise UsageError("--digest goes with exactly one target.")
+    expected = Expected(
+        _model_geometry(params.model, geometry_of_folder) if params.model is not None else None,
+        parse_digest(params.digest) if params.digest is not None else None,
+        params.strict,
+        SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
+    )
+    results: list[Outcome] = []
+    for target in targets:
+        if isinstance(target, NameTarget):
+            with looking_up(target, observer):
+                results.append(_check_installed(target.reference, expected))
+            continue
+        place = artifacts_at(target.path)
+        if expected.digest is not None and len(place.artifacts) > 1:
+            raise UsageError(
+                f"--digest goes with one artifact, {place.path} holds {len(place.artifacts)}.",
+                hint="name one of them",
+            )
+        results += [check_one(item, expected) for item in place.artifacts]
+    return VerifyReport.of(results)
+
+
+def _one(params: VerifyParams) -> Outcome:
+    """Check a rotation file, a folder with a K/V pair, or an installed artifact by name.
+
+    Returns:
+        `Verified`, `Rejected`, `DigestMismatch`, `Unsupported` or `Unreadable`: a value, not an
+            exception.
+    """
+    assert not isinstance(params.targets, tuple)
+    target = parse(params.targets)
+    if not isinstance(target, NameTarget):
+        params = replace(params, targets=one_artifact(target.path))
+    return run(params).results[0]
+
+
+verify = python_call(VerifyParams, _one)
 
 
 def check_one(path: Path, expected: Expected | None = None) -> Outcome:
     """Verify one rotation file or artifact folder; `path` is as `existing_path` returns it."""
     from oscar_zoo.artifact.artifact_folder import read_path
-    from oscar_zoo.artifact.verify import verify_files
 
-    expected = expected or Expected()
+    expected, label = expected or Expected(), path_text(path)
     if path.is_file() and expected.signing.required:
         raise UsageError(
-            f"{path_text(path)} is one file, and a signature is of an artifact.",
-            hint="name its folder",
+            f"{label} is one file, and a signature is of an artifact.", hint="name its folder"
         )
     files = read_path(path)
     if not isinstance(files, dict):
-        return replace(files, label=path_text(path))
+        return replace(files, label=label)
     signature = None if path.is_file() else signature_in(path, files, expected.signing)
-    outcome = with_signature(
-        lambda: verify_files(
-            files,
-            expected_digest=expected.digest,
-            geometry=expected.geometry or geometry_from_path(path),
-            what=str(path),
-            strict=expected.strict,
-        ),
-        signature,
-        expected.signing,
-    )
-    return replace(outcome, label=path_text(path), signature=signature)
+    outcome = expected.of(files, signature, _geometry_from_path(path), what=str(path))
+    return replace(outcome, label=label)
 
 
-def check_installed(reference: Reference, expected: Expected) -> Outcome:
+def _check_installed(reference: Reference, expected: Expected) -> Outcome:
     """Verify what `reference` means in the local store; a damaged or missing file is an outcome,
     not an exception."""
     store = Store()
@@ -105,54 +147,37 @@ def check_installed(reference: Reference, expected: Expected) -> Outcome:
             suggestions=close,
             next_step=None if close else Pull(str(reference)),
         )
-    outcome = _check_stored(store, record, expected)
-    return replace(
-        outcome,
-        label=record.id.reference,
-        fetch_again=record.fetch_again,
-        remarks=status_warnings(record),
-    )
-
-
-def _check_stored(store: Store, record: Record, expected: Expected) -> Outcome:
-    from oscar_zoo.artifact.verify import verify_files
-
     label = record.id.reference
+    outcome: Outcome
     try:
         stored = store.open(record.digest, record.id)
     except DigestMismatchError as error:
         failed = Check("bytes", "failed", error.message)
-        return DigestMismatch(error.what, error.want, error.got, (failed,))
+        outcome = DigestMismatch(error.what, error.want, error.got, (failed,))
     except MalformedFile as error:
-        return Unreadable(error.message, label)
-    recipe = recipe_for(record.id.model)
-    signature = signature_of(stored, expected.signing)
-    outcome = with_signature(
-        lambda: verify_files(
+        outcome = Unreadable(error.message, label)
+    else:
+        outcome = expected.of(
             stored.payload,
+            signature_of(stored, expected.signing),
+            _geometry_of(record.id.model),
             manifest=stored.manifest,
             expected=record.files,
-            expected_digest=expected.digest,
-            geometry=expected.geometry or (recipe.geometry if recipe else None),
             what=label,
-            strict=expected.strict,
-        ),
-        signature,
-        expected.signing,
-    )
-    return replace(outcome, signature=signature)
+        )
+    remarks = status_warnings(record)
+    return replace(outcome, label=label, fetch_again=record.fetch_again, remarks=remarks)
 
 
-def verify_stored(artifact: StoredArtifact, catalog: Catalog | None = None) -> Outcome:
+def verify_stored(artifact: StoredArtifact) -> Outcome:
     """Verify an entry that `Store.open` returned, with the geometry the zoo knows for its model."""
     from oscar_zoo.artifact.verify import verify_files
 
-    recipe = (catalog or Catalog.packaged()).recipe(artifact.record.id.model)
     return verify_files(
         artifact.payload,
         manifest=artifact.manifest,
         expected=artifact.record.files,
-        geometry=recipe.geometry if recipe else None,
+        geometry=_geometry_of(artifact.record.id.model),
         name_hint=str(artifact.record.id),
     )
 
@@ -177,12 +202,7 @@ def existing_path(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """What a path holds.
-
-    Attributes:
-        artifacts: `path` if it is a file, else the folders of artifacts at and below it; one at
-            least.
-    """
+    """A path, and the artifacts at and below it, one at least; a file is one itself."""
 
     path: Path
     artifacts: list[Path]
@@ -212,22 +232,24 @@ def one_artifact(path: Path) -> Path:
     return path if path in found else found[0]
 
 
-def geometry_from_path(path: Path) -> Geometry | None:
+def _geometry_of(model: str) -> Geometry | None:
+    recipe = recipe_for(model)
+    return recipe.geometry if recipe else None
+
+
+def _geometry_from_path(path: Path) -> Geometry | None:
     """Geometry of the model whose recipe is named by a folder of `path`, as in
     `<Model>/<tag>/file`."""
-    for part in (path, *path.absolute().parents[:3]):
-        recipe = recipe_for(part.name)
-        if recipe is not None:
-            return recipe.geometry
-    return None
+    parts = (path, *path.absolute().parents[:3])
+    return next(filter(None, (_geometry_of(part.name) for part in parts)), None)
 
 
-def model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> Geometry:
+def _model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> Geometry:
     """Geometry of a model given as a name of the zoo or as a folder with a `config.json`."""
-    catalog, path = Catalog.packaged(), Path(model).expanduser()
-    recipe = catalog.recipe(model) if isinstance(model, str) else None
-    if recipe is not None:
-        return recipe.geometry
+    path = Path(model).expanduser()
+    known = _geometry_of(model) if isinstance(model, str) else None
+    if known is not None:
+        return known
     if path.is_dir():
         return describe(path)
     if path.exists():
@@ -236,55 +258,9 @@ def model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> G
         )
     if isinstance(model, Path) or is_path(model):
         raise PathNotFound.for_path(model, "model folder")
-    close = catalog.close_matches(model)
+    close = Catalog.packaged().close_matches(model)
     raise UsageError(
         f"no model is called {model!r}.",
         hint=None if close else "give a folder with a config.json, or a name of the zoo",
         suggestions=close,
-    )
-
-
-def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
-    """Verify every target; a tree gives one result for each artifact in it."""
-    named = params.targets if isinstance(params.targets, tuple) else (params.targets,)
-    targets = [parse(target) for target in named]
-    if params.digest is not None and len(targets) > 1:
-        raise UsageError("--digest goes with exactly one target.")
-    expected = _expected(params)
-    results: list[Outcome] = []
-    for target in targets:
-        if isinstance(target, NameTarget):
-            with looking_up(target, observer):
-                results.append(check_installed(target.reference, expected))
-        else:
-            results += check_path(target.path, expected)
-    return VerifyReport.of(results)
-
-
-def _one(params: VerifyParams) -> Outcome:
-    """Check a rotation file, a folder with a K/V pair, or an installed artifact by name.
-
-    Returns:
-        `Verified`, `Rejected`, `DigestMismatch`, `Unsupported` or `Unreadable`: a value, not an
-            exception.
-    """
-    assert not isinstance(params.targets, tuple)
-    target = parse(params.targets)
-    if not isinstance(target, NameTarget):
-        params = replace(params, targets=one_artifact(target.path))
-    return run(params).results[0]
-
-
-verify = python_call(VerifyParams, _one)
-
-
-def _expected(params: VerifyParams) -> Expected:
-    from oscar_zoo.models.folder_geometry import geometry_of_folder
-
-    geometry = None if params.model is None else model_geometry(params.model, geometry_of_folder)
-    return Expected(
-        geometry=geometry,
-        digest=parse_digest(params.digest) if params.digest is not None else None,
-        strict=params.strict,
-        signing=SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
     )

@@ -8,10 +8,10 @@ lengths and write locations are the graph's own buffers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,12 @@ from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, TokenTargets, WindowState
 from oscar_kernels.slots import accepted_nodes
-from oscar_zoo.runtime.engine import SlotTable, StepInput
+from oscar_zoo.runtime.engine import StepInput
+
+Pack: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
+"""Copies the slots of the requests in rows `[B]`, in order of position, from an engine's table to a
+list: those of request `b` to `out[kv_indptr[b] : kv_indptr[b + 1]]`. Nothing is read on the host.
+The arguments are the rows, `kv_indptr` and `out`."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,6 @@ class PrefixPiece:
 
 @dataclass(frozen=True)
 class Batch:
-    """`B` requests with `T` new tokens."""
-
     # A `decode` batch has one new token per request, which is written before it is read. In an
     # `extend` batch every request reads its cached prefix, then its new tokens. A `verify` batch
     # has as many drafts of every request, which are written before they are read.
@@ -79,32 +82,24 @@ class BatchTables:
     def nbytes(max_batch: int, max_tokens: int) -> int:
         return 4 * (2 * max_batch + 1 + max_batch * max_tokens)
 
-    def fill(self, source: SlotTable, rows: Tensor, seq_lens: Tensor) -> None:
-        """Take the snapshot of a decode step.
-
-        Args:
-            source: has the slots of the cached tokens.
-            rows: `[B]`, the row of every request.
-            seq_lens: `[B]`, tokens of every request, the new one included.
-        """
+    def fill(self, pack: Pack, rows: Tensor, seq_lens: Tensor) -> None:
         number = rows.numel()
         torch.cumsum(seq_lens, 0, dtype=torch.int32, out=self.kv_indptr[1 : number + 1])
         torch.sub(seq_lens, 1, out=self.positions[:number])
-        source.pack(rows, self.kv_indptr[: number + 1], self.kv_indices)
+        pack(rows, self.kv_indptr[: number + 1], self.kv_indices)
 
 
 def decode_batch(
     tables: BatchTables, rows: Tensor, seq_lens: Tensor, out_loc: Tensor, windows: WindowState
 ) -> Batch:
-    """Views of filled tables for a decode batch of `B` requests; `out_loc` `[B]` are the slots of
-    the new tokens."""
+    """Views of filled tables for a decode batch; `out_loc` `[B]` are slots of the new tokens."""
     number = rows.numel()
     view = BatchView(tables.kv_indptr[: number + 1], tables.kv_indices, rows, windows)
     return Batch("decode", view, TokenTargets(out_loc, rows, tables.positions[:number], seq_lens))
 
 
 def extend_batch(
-    source: SlotTable,
+    pack: Pack,
     rows: Tensor,
     out_loc: Tensor,
     prefix_lens: Sequence[int],
@@ -113,25 +108,15 @@ def extend_batch(
     *,
     piece_tokens: int,
 ) -> Batch:
-    """Build the tensors of an extend step.
-
-    Args:
-        source: has the slots of the cached tokens.
-        rows: `[B]` on the device, the row of every request.
-        out_loc: `[T]`, slots of the new tokens.
-        prefix_lens, extend_lens: cached and new tokens of every request.
-        windows: state of all rows.
-        piece_tokens: most tokens of a `PrefixPiece`; 0 for no pieces.
-    """
+    """Build the tensors of an extend step of `rows` `[B]`, whose new tokens have the slots
+    `out_loc` `[T]`. `piece_tokens`: most tokens of a `PrefixPiece`; 0 for no pieces."""
     device = rows.device
     on_host = torch.tensor([list(prefix_lens), list(extend_lens)], dtype=torch.int32)
     sums = torch.nn.functional.pad(on_host.cumsum(1, dtype=torch.int32), (1, 0))
-    both, indptr = (
-        torch.cat([on_host, sums[:, :-1]]).to(device, non_blocking=True),
-        sums.to(device, non_blocking=True),
-    )
+    both = torch.cat([on_host, sums[:, :-1]]).to(device, non_blocking=True)
+    indptr = sums.to(device, non_blocking=True)
     kv_indices = torch.empty(max(1, sum(prefix_lens)), dtype=torch.int32, device=device)
-    source.pack(rows, indptr[0], kv_indices)
+    pack(rows, indptr[0], kv_indices)
     total = sum(extend_lens)
     request = torch.repeat_interleave(both[1].long(), output_size=total)
     positions = torch.arange(total, dtype=torch.int32, device=device) + (both[0] - both[3])[request]
@@ -160,29 +145,20 @@ def _pieces(view: BatchView, prefix_lens: Sequence[int], most: int) -> tuple[Pre
     ).reshape(-1, 3)
     moved = numbers.to(view.rows.device, non_blocking=True)
     return tuple(
-        PrefixPiece(request, count, _alone(view, request), own[:1], own[1:])
+        PrefixPiece(
+            request,
+            count,
+            # Its entries of `kv_indptr` still count from the first request.
+            replace(
+                view,
+                kv_indptr=view.kv_indptr[request : request + 2],
+                rows=view.rows[request : request + 1],
+            ),
+            own[:1],
+            own[1:],
+        )
         for (request, _, count), own in zip(plan, moved, strict=True)
     )
-
-
-def _alone(view: BatchView, request: int) -> BatchView:
-    """One request of a batch. Its entries of `kv_indptr` still count from the first request."""
-    return BatchView(
-        view.kv_indptr[request : request + 2],
-        view.kv_indices,
-        view.rows[request : request + 1],
-        view.windows,
-    )
-
-
-class Committed(TypedDict):
-    """Arguments of `draft_commit`, without the windows."""
-
-    accepted: Tensor
-    count: int
-    rows: Tensor
-    lengths: Tensor
-    out_loc: Tensor
 
 
 class VerifyTables:
@@ -210,8 +186,7 @@ class VerifyTables:
     def nbytes(max_batch: int, drafts: int) -> int:
         return 24 * max_batch * drafts + 4 * (max_batch + drafts)
 
-    def fill(self, source: SlotTable, step: StepInput) -> None:
-        """Take the snapshot of a step. `source`: has the slots of committed tokens and drafts."""
+    def fill(self, pack: Pack, step: StepInput) -> None:
         drafts = _drafts_of(step)
         number, count = step.rows.numel(), drafts.count
         if count > self._most:
@@ -220,20 +195,17 @@ class VerifyTables:
         ends = self._ends[:total].view(number, count)
         ends.copy_((lengths + count)[:, None].expand(-1, count))
         torch.add(
-            lengths[:, None],
-            self._steps[:count],
-            out=self._positions[:total].view(number, count),
+            lengths[:, None], self._steps[:count], out=self._positions[:total].view(number, count)
         )
         self._rows[:total].view(number, count).copy_(step.rows[:, None].expand(-1, count))
         if drafts.mask is not None:
             self._mask[:total].copy_(drafts.mask)
         indptr = self._tables.kv_indptr[: number + 1]
         torch.cumsum(ends[:, 0], 0, dtype=torch.int32, out=indptr[1:])
-        source.pack(step.rows, indptr, self._tables.kv_indices)
+        pack(step.rows, indptr, self._tables.kv_indices)
         self._last = step
 
     def batch(self, step: StepInput) -> Batch:
-        """Views of filled tables for a step."""
         drafts = _drafts_of(step)
         number, total = step.rows.numel(), step.rows.numel() * drafts.count
         view = BatchView(
@@ -247,20 +219,20 @@ class VerifyTables:
         tree = Drafts(drafts.count, self._mask[:total])
         return Batch("verify", view, targets, drafts=tree, sinks=self._no_sinks)
 
-    def accepted(self, target: Tensor, source: Tensor) -> Committed:
-        """What of the last step is committed; see `Int2Cache.commit`."""
+    def accepted(self, target: Tensor, source: Tensor) -> dict[str, Any]:
+        """The arguments of `draft_commit` beside the windows; see `Int2Cache.commit`."""
         if self._last is None or _drafts_of(self._last).mask is None:
             raise RuntimeError("no tree of drafts was verified")
         out_loc, count = self._last.out_loc.long(), _drafts_of(self._last).count
         number = out_loc.numel() // count  # requests of a graph beyond these are padding
         nodes = slice(0, number * count, count)  # the first one of each request
-        return Committed(
-            accepted=accepted_nodes(out_loc, count, target.long(), source.long()),
-            count=count,
-            rows=self._rows[nodes].contiguous(),
-            lengths=self._positions[nodes].contiguous(),
-            out_loc=out_loc,
-        )
+        return {
+            "accepted": accepted_nodes(out_loc, count, target.long(), source.long()),
+            "count": count,
+            "rows": self._rows[nodes].contiguous(),
+            "lengths": self._positions[nodes].contiguous(),
+            "out_loc": out_loc,
+        }
 
 
 def _drafts_of(step: StepInput) -> Drafts:
@@ -270,17 +242,14 @@ def _drafts_of(step: StepInput) -> Drafts:
 
 
 def ancestors(mask: Tensor, lengths: Tensor, count: int, real: int) -> Tensor:
-    """Which drafts every draft sees, as `oscar_kernels.cache.Drafts.mask`. Nothing is read on the
-    host.
+    """Which drafts every draft sees, `[B * count]` int32 as `oscar_kernels.cache.Drafts.mask`.
+    Nothing is read on the host.
 
     Args:
         mask: bool, one dimension; for each real request `[count, count]`, or
             `[count, length + count]` with the tokens in front of the drafts.
         lengths: `[B]`, tokens of each request in front of its drafts.
         real: requests with a mask; a draft of the others, which are padding, sees itself.
-
-    Returns:
-        `[B * count]` int32.
     """
     device, used = mask.device, lengths[:real]
     node = torch.arange(count, device=device)
@@ -297,16 +266,9 @@ def ancestors(mask: Tensor, lengths: Tensor, count: int, real: int) -> Tensor:
 
 def longest_chains(tokens: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> Any:
     """A chain in place of every tree: its longest path, and behind it the other drafts, which are
-    wrong there unless the model says the same.
-
-    Args:
-        tokens: one dimension; drafts of each tree, parents in front of children.
-        mask: one dimension; for each tree `[count, count]`, which drafts every draft sees, itself
-            among them.
-
-    Returns:
-        Tokens and mask of the chains, of the same shapes and types.
-    """
+    wrong there unless the model says the same. `tokens` are the drafts of each tree, parents in
+    front of children; `mask` has for each `[count, count]`, which drafts every draft sees, itself
+    among them. Both have one dimension, and so have the results."""
     count = mask.size // tokens.size
     seen = mask.reshape(-1, count, count).astype(bool)
     last = seen.sum(-1).argmax(-1)

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oscar_kernels import kv_read as read_launcher
-from oscar_kernels import reference as attention_reference
-from oscar_kernels import reference as commit_reference
-from oscar_kernels import reference as read_reference
-from oscar_kernels import reference as slot_reference
-from oscar_kernels import reference as write_reference
-from oscar_kernels import slots as commit_launcher
-from oscar_kernels import slots as slot_launcher
+from oscar_kernels import kv_read, reference, slots
 from oscar_kernels.cache import LayerCache, Transforms
 from oscar_kernels.decode_attention import dispatch as decode_dispatch
 from oscar_kernels.decode_attention import launcher as attention_launcher
@@ -29,7 +22,7 @@ from oscar_zoo.errors import UnsupportedMachine
 
 @dataclass(frozen=True)
 class Ops:
-    """The ops of one device. Shapes and types are in `reference.py` files of `oscar_kernels`."""
+    """The ops of one device. Shapes and types are in `oscar_kernels.reference`."""
 
     write: Callable[..., Tensor | None]  # `kv_write`: transform, quantize and store new tokens
     decode: Callable[..., Tensor]  # `decode_attention.decode_attention`
@@ -62,9 +55,9 @@ KERNELS = Ops(
     write=write_dispatch.write_kv_int2,
     decode=decode_dispatch.decode_attention,
     extend=attention_launcher.extend_attention,
-    materialize=read_launcher.materialize_prefix,
-    pack=slot_launcher.pack_slots,
-    make_commit=commit_launcher.DraftCommit,
+    materialize=kv_read.materialize_prefix,
+    pack=slots.pack_slots,
+    make_commit=slots.DraftCommit,
     workspace_numel=_kernel_workspaces,
     prepare=write_dispatch.prepare,
     rows_dtype=None,
@@ -72,12 +65,12 @@ KERNELS = Ops(
 """The kernels. They also run on a CPU if Triton interprets them, which only tests do."""
 
 REFERENCES = Ops(
-    write=write_reference.write_kv_int2,
-    decode=attention_reference.decode_attention,
-    extend=attention_reference.extend_attention,
-    materialize=read_reference.materialize_prefix,
-    pack=slot_reference.pack_slots,
-    make_commit=commit_reference.DraftCommit,
+    write=reference.write_kv_int2,
+    decode=reference.decode_attention,
+    extend=reference.extend_attention,
+    materialize=reference.materialize_prefix,
+    pack=reference.pack_slots,
+    make_commit=reference.DraftCommit,
     workspace_numel=lambda *_: (0, 0),
     prepare=lambda _: None,
     rows_dtype=torch.float32,
@@ -86,7 +79,6 @@ REFERENCES = Ops(
 
 
 def choose_ops(device: str | torch.device) -> Ops:
-    """The ops of a device."""
     kind = torch.device(device).type
     if kind == "cuda":
         return KERNELS

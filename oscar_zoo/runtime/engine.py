@@ -15,7 +15,6 @@ on the host:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,8 +26,6 @@ from oscar_kernels.cache import Drafts
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """What one worker serves, beside the shapes of its stores."""
-
     # Global ids of the full-attention layers of this worker, in the order of the stores. Other
     # layers of the model are not the cache's business.
     layer_ids: tuple[int, ...]
@@ -40,19 +37,6 @@ class CacheConfig:
     # reads 16-bit rows.
     piece_tokens: int
     device: str | torch.device  # where the stores live
-
-
-@dataclass(frozen=True)
-class SlotTable:
-    """An engine's table of the slots of cached tokens, by row and position."""
-
-    table: Tensor  # `[R, max tokens]` integers on the device
-    copy: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # `Ops.pack` of the device
-
-    def pack(self, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
-        """Copy the slots of the requests in `rows` `[B]` to `out`, in order of position. Request
-        `b` fills `out[kv_indptr[b] : kv_indptr[b + 1]]`. Nothing is read on the host."""
-        self.copy(self.table, rows, kv_indptr, out)
 
 
 @dataclass(frozen=True)
@@ -80,8 +64,6 @@ class StepInput:
 
 @dataclass(frozen=True)
 class Softmax:
-    """How logits become weights."""
-
     scale: float  # factor of the products of queries and keys
     # `c` for `c * tanh(logit / c)`; 0 for none. It does not go with centred keys, because they
     # shift the logits.
@@ -91,16 +73,10 @@ class Softmax:
     sinks: Tensor | None = None
 
     def sink_logits(self, query: Tensor, k_mean: Tensor | None) -> Tensor | None:
-        """The learned logit beside those that the cache gives, or `None` without one.
-
-        Args:
-            query: `[T, num_q_heads, head_dim]`, not transformed.
-            k_mean: `[1 or num_kv_heads, 1, head_dim]`, subtracted from the keys whose logits stand
-                beside this one; `None` where they are whole.
-
-        Returns:
-            `[T, num_q_heads]` float32, perhaps with a stride of 0.
-        """
+        """The learned logit beside those that the cache gives, `[T, num_q_heads]` float32, perhaps
+        with a stride of 0; `None` without one. `query`: `[T, num_q_heads, head_dim]`, not
+        transformed. `k_mean`: `[1 or num_kv_heads, 1, head_dim]`, subtracted from the keys whose
+        logits stand beside this one; `None` where they are whole."""
         if self.sinks is None:
             return None
         sinks = self.sinks.float()

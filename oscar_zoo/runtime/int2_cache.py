@@ -10,27 +10,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import LayerCache, allocate
+from oscar_kernels.cache import allocate
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.reference import apply_o_partner, with_sink
-from oscar_zoo.runtime.batch import (
-    Batch,
-    BatchTables,
-    PrefixPiece,
-    VerifyTables,
-    decode_batch,
-    extend_batch,
-)
+from oscar_zoo.runtime.batch import Batch, BatchTables, VerifyTables, decode_batch, extend_batch
 from oscar_zoo.runtime.dispatch import Ops
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
+from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
 from oscar_zoo.runtime.prefill import HEADS, WORKSPACE_BYTES, FlashInferPrefill, Prefill
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
@@ -47,25 +40,25 @@ PREFIX = 2
 
 
 class Int2Cache:
-    """Stores, tables and ops of one worker."""
-
     def __init__(
         self,
         config: CacheConfig,
         slots: SlotStore,
         windows: WindowStore,
         transforms: TransformTable,
-        source: SlotTable,
+        slot_table: Tensor,
         *,
         ops: Ops,
         prefill: Prefill | None,
     ) -> None:
-        self.config, self.windows, self.source = config, windows, source
+        """`slot_table`: the engine's, `[rows, max tokens]` integers on the device, the slot of each
+        cached token."""
+        self.config, self.windows, self._pack = config, windows, partial(ops.pack, slot_table)
         self.ops, self.prefill, self.transforms = ops, prefill, transforms.layers
         self.caches = tuple(slots.layer(index, windows) for index in range(slots.shape.num_layers))
         self.batch: Batch | None = None
         self._state = windows.state
-        self._index = {layer_id: index for index, layer_id in enumerate(config.layer_ids)}
+        self.index = {layer_id: index for index, layer_id in enumerate(config.layer_ids)}
         for pair in self.transforms:
             ops.prepare(pair)
         cache, drafts = self.caches[0], windows.shape.drafts
@@ -103,7 +96,6 @@ class Int2Cache:
         logger.info("INT2 KV cache: kernels ready after %.1f s, %.1f s of waiting", took, waited)
 
     def begin(self, step: StepInput) -> None:
-        """Prepare the layers of one forward pass."""
         if step.kind == "extend":
             self._start_requests(step)
             self._begin_extend(step)
@@ -117,22 +109,16 @@ class Int2Cache:
             )
 
     def refill(self, step: StepInput) -> None:
-        """Fill the tables of a decode or verify step whose graph holds views of them already."""
         if step.kind == "verify":
-            self._drafts().fill(self.source, step)
+            self._drafts().fill(self._pack, step)
         else:
-            self._tables.fill(self.source, step.rows, step.seq_lens)
+            self._tables.fill(self._pack, step.rows, step.seq_lens)
 
     def commit(self, target: Tensor, source: Tensor) -> None:
-        """Make accepted drafts of the last verify step the next tokens of their requests.
-
-        What is looked up is the step's own snapshot, so a row that got a new owner meanwhile is
-        left alone.
-
-        Args:
-            target, source: `[N]` slots; the draft in slot `source[i]` shall be in slot `target[i]`.
-                Slot 0 and slots that are not of the step are skipped.
-        """
+        """Make accepted drafts of the last verify step the next tokens of their requests: the draft
+        in slot `source[i]` shall be in slot `target[i]`, `[N]` each. Slot 0 and slots that are not
+        of the step are skipped. What is looked up is the step's own snapshot, so a row that got a
+        new owner meanwhile is left alone."""
         accepted = self._drafts().accepted(target, source)
         assert self._commit is not None
         self._commit(**accepted, windows=self._state)
@@ -140,47 +126,61 @@ class Int2Cache:
     def forward(
         self, layer_id: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Cache the new tokens of one layer, and attend to everything they may see.
-
-        Args:
-            q, k, v: `[tokens, heads * head_dim]`, of the local heads, after RoPE. Tokens beyond
-                those of the batch are padding. Not modified.
-            sinks: `[num_q_heads]`, learned sinks of the layer, if it has any.
-
-        Returns:
-            `[tokens, num_q_heads * v_head_dim]` in the basis of the model and the dtype of `q`;
-            zeros for padding.
-        """
+        """Cache the new tokens of one layer, and attend to everything they may see: `q`, `k` and
+        `v` are `[tokens, heads * head_dim]`, of the local heads, after RoPE, and are not modified.
+        Tokens beyond those of the batch are padding. `sinks` `[num_q_heads]` are learned. The
+        result is `[tokens, num_q_heads * v_head_dim]` in the basis of the model and the dtype of
+        `q`, with zeros for padding."""
         batch, shape = self.batch, self.windows.shape
         if batch is None:
             raise RuntimeError("a forward pass without metadata")
-        total, index = batch.num_tokens, self.layer_index(layer_id)
-        out = (self._extend if batch.kind == "extend" else self._decode)(
-            index,
-            q.view(-1, self.config.num_q_heads, shape.k_head_dim)[:total],
-            k.view(-1, shape.num_kv_heads, shape.k_head_dim)[:total],
-            v.view(-1, shape.num_kv_heads, shape.v_head_dim)[:total],
-            batch,
-            self.config.softmax if sinks is None else replace(self.config.softmax, sinks=sinks),
-        )
-        if total == len(q):
+        tokens, total, index = len(q), batch.num_tokens, self.index[layer_id]
+        q = q.view(-1, self.config.num_q_heads, shape.k_head_dim)[:total]
+        k = k.view(-1, shape.num_kv_heads, shape.k_head_dim)[:total]
+        v = v.view(-1, shape.num_kv_heads, shape.v_head_dim)[:total]
+        softmax = self.config.softmax
+        if sinks is not None:
+            softmax = replace(softmax, sinks=sinks)
+        if batch.kind == "extend":
+            out = self._extend(index, q, k, v, batch, softmax)
+        else:  # Write the new tokens or drafts, then read them with the rest.
+            cache, transforms, windows = self.caches[index], self.transforms[index], self._state
+            query, out = self._rows_like(q), q.new_empty(*q.shape[:2], shape.v_head_dim)
+            if batch.sinks is not None:
+                windows = replace(windows, sink_block=batch.sinks)
+            # In front of the write: the attention starts before the kernel in front has ended.
+            sink_logits = softmax.sink_logits(q, transforms.k_mean)
+            self.ops.write(
+                k, v, cache, transforms, batch.targets, windows=windows, query=q, query_out=query
+            )
+            out = self.ops.decode(
+                query,
+                cache,
+                batch.view,
+                sm_scale=softmax.scale,
+                logit_cap=softmax.cap,
+                sink_logits=sink_logits,
+                o_partner=transforms.o_partner,
+                workspace=self._decode_scratch,
+                out=out,
+                # A ring has at least one row: the newest token is read from there or the sinks.
+                prefix_stable=batch.drafts is None,
+                drafts=batch.drafts,
+            )
+        if total == tokens:
             return out.flatten(1)
-        padded = out.new_zeros(len(q), *out.shape[1:])
+        padded = out.new_zeros(tokens, *out.shape[1:])
         padded[:total] = out
         return padded.flatten(1)
 
-    def layer_index(self, layer_id: int) -> int:
-        return self._index[layer_id]
-
     def report(self) -> dict[str, object]:
-        """What this cache allocated beside its stores, in bytes."""
         workspaces = self._decode_scratch.scratch, self._extend_scratch.scratch
         scratch = sum(buffer.nbytes for buffer in (*self._pieces, *workspaces))
         return {"scratch": scratch + table_bytes(self.windows.shape, self.config.max_tokens)}
 
     def _begin_extend(self, step: StepInput) -> None:
         self.batch = extend_batch(
-            self.source,
+            self._pack,
             step.rows,
             step.out_loc,
             step.prefix_lens,
@@ -192,7 +192,6 @@ class Int2Cache:
             self.prefill.begin(self.batch)
 
     def _start_requests(self, step: StepInput) -> None:
-        """Reset rows with a new owner, and follow the sinks of all of them."""
         prefixes = dict(zip(step.request_rows, step.prefix_lens, strict=True))
         fresh = self.windows.take_fresh(step.request_rows)
         self.windows.begin({row: prefixes[row] for row in fresh})
@@ -204,35 +203,6 @@ class Int2Cache:
         if self._verify is None:
             raise RuntimeError("drafts of a cache that has no room for them")
         return self._verify
-
-    def _decode(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax
-    ) -> Tensor:
-        """Write the new tokens or drafts, then read them with the rest."""
-        cache, transforms = self.caches[layer], self.transforms[layer]
-        query, out = self._rows_like(q), q.new_empty(*q.shape[:2], v.shape[2])
-        windows = self._state
-        if batch.sinks is not None:
-            windows = replace(windows, sink_block=batch.sinks)
-        # In front of the write, because the attention starts before the kernel in front has ended.
-        sink_logits = softmax.sink_logits(q, transforms.k_mean)
-        self.ops.write(
-            k, v, cache, transforms, batch.targets, windows=windows, query=q, query_out=query
-        )
-        return self.ops.decode(
-            query,
-            cache,
-            batch.view,
-            sm_scale=softmax.scale,
-            logit_cap=softmax.cap,
-            sink_logits=sink_logits,
-            o_partner=transforms.o_partner,
-            workspace=self._decode_scratch,
-            out=out,
-            # A ring has at least one row, so the newest token is read from there or from the sinks.
-            prefix_stable=batch.drafts is None,
-            drafts=batch.drafts,
-        )
 
     def _extend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax
@@ -298,7 +268,10 @@ class Int2Cache:
         spans, found = batch.spans, dict[int, tuple[Tensor, Tensor]]()
         for piece in batch.pieces:
             own = spans[piece.request]
-            part = prefill.whole(query[own], *self._piece_rows(cache, piece), softmax)
+            rows_k, rows_v = (rows[: piece.count] for rows in self._pieces)
+            ends = {"first": piece.first, "out_indptr": piece.out_indptr}
+            self.ops.materialize(cache, piece.view, out_k=rows_k, out_v=rows_v, **ends)
+            part = prefill.whole(query[own], rows_k, rows_v, softmax)
             earlier = found.get(piece.request)
             found[piece.request] = part if earlier is None else prefill.merge(earlier, part)
         for request, (rows, sums) in found.items():
@@ -306,14 +279,6 @@ class Int2Cache:
             restored = apply_o_partner(rows, transforms.o_partner)
             out[own], lse[own] = prefill.merge((out[own], lse[own]), (restored, sums))
         return out, lse
-
-    def _piece_rows(self, cache: LayerCache, piece: PrefixPiece) -> tuple[Tensor, Tensor]:
-        """Transformed 16-bit rows of a piece; they are good until the next call."""
-        k, v = (rows[: piece.count] for rows in self._pieces)
-        self.ops.materialize(
-            cache, piece.view, out_k=k, out_v=v, first=piece.first, out_indptr=piece.out_indptr
-        )
-        return k, v
 
     def _rows_like(self, x: Tensor) -> Tensor:
         return x.new_empty(x.shape, dtype=self.ops.rows_dtype or x.dtype)
@@ -350,13 +315,12 @@ def cache_bytes(
         device=device,
     )
     sizes = ops.workspace_numel(alike, num_q_heads, windows.max_batch, windows.drafts, SHORT)
-    flashinfer = torch.device(device).type == "cuda" and flashinfer_has(windows)
-    prefill = WORKSPACE_BYTES if flashinfer else 0
+    on_gpu = torch.device(device).type == "cuda"
+    prefill = WORKSPACE_BYTES if on_gpu and flashinfer_has(windows) else 0
     return pieces + 4 * sum(sizes) + prefill + table_bytes(windows, max_tokens)
 
 
 def table_bytes(windows: WindowShape, max_tokens: int) -> int:
-    """Bytes of the tables that are filled in front of a step."""
     verify = VerifyTables.nbytes(windows.max_batch, windows.drafts) if windows.drafts > 1 else 0
     return BatchTables.nbytes(windows.max_batch, max_tokens) + verify
 
@@ -367,7 +331,6 @@ def piece_tokens(device: str | torch.device) -> int:
 
 
 def flashinfer_has(windows: WindowShape) -> bool:
-    """Whether FlashInfer has a prefill for the heads of these windows."""
     return (windows.k_head_dim, windows.v_head_dim) in HEADS
 
 
@@ -389,22 +352,14 @@ def make_prefill(
     )
 
 
-@dataclass(frozen=True)
-class Extend:
-    """A step in which every request has `prefix` cached tokens and brings `new` ones."""
-
-    requests: int
-    prefix: int
-    new: int
-
-
-def steps() -> list[Extend]:
-    """The steps of `warm_up`: one without a prefix, fused extends of every tile with as few
-    requests as can be fused, and one over pieces of a prefix."""
+def steps() -> list[tuple[int, int, int]]:
+    """Requests of each step of `warm_up`, and cached and new tokens of each request: one without a
+    prefix, fused extends of every tile with as few requests as can be fused, and one over pieces of
+    a prefix."""
     each = min(SHORT, tuning.FUSED_TOKENS)
     shared = [(1 << n, -(-(1 << n) // each)) for n in range(SHORT.bit_length())]
-    fused = [Extend(requests, PREFIX, total // requests) for total, requests in shared]
-    return [Extend(1, 0, 2), *fused, Extend(1, PREFIX, SHORT + 1)]
+    fused = [(requests, PREFIX, total // requests) for total, requests in shared]
+    return [(1, 0, 2), *fused, (1, PREFIX, SHORT + 1)]
 
 
 def warm_up(cache: Int2Cache) -> None:
@@ -415,26 +370,24 @@ def warm_up(cache: Int2Cache) -> None:
     they hold. All steps belong to the padding row and to slot 0, which no request owns, and to one
     layer for each pair of widths: the other layers have the same shapes.
     """
-    config, device = cache.config, cache.caches[0].codes.device
+    config, shape, device = cache.config, cache.windows.shape, cache.caches[0].codes.device
+    heads, local = config.num_q_heads, shape.num_kv_heads
+    widths = heads * shape.k_head_dim, local * shape.k_head_dim, local * shape.v_head_dim
     first: dict[object, int] = {}
     for layer_id, layer in zip(config.layer_ids, cache.caches, strict=True):
         first.setdefault((layer.k_spec, layer.v_spec), layer_id)
-    for step in steps():
-        if step.prefix + step.new > config.max_tokens:
+    for requests, prefix, new in steps():
+        if prefix + new > config.max_tokens:
             continue
-        new = step.requests * step.new
-        rows = torch.zeros(step.requests, dtype=torch.int64, device=device)
-        out_loc = torch.zeros(new, dtype=torch.int64, device=device)
-        prefixes, extends = (step.prefix,) * step.requests, (step.new,) * step.requests
-        cache._begin_extend(StepInput("extend", rows, (), rows, out_loc, prefixes, extends))
-        shape = cache.windows.shape
+        rows = torch.zeros(requests, dtype=torch.int64, device=device)
+        out_loc = torch.zeros(requests * new, dtype=torch.int64, device=device)
+        each = (prefix,) * requests, (new,) * requests
+        cache._begin_extend(StepInput("extend", rows, (), rows, out_loc, *each))
         for layer_id in first.values():
-            widths = (
-                config.num_q_heads * shape.k_head_dim,
-                shape.num_kv_heads * shape.k_head_dim,
-                shape.num_kv_heads * shape.v_head_dim,
+            zeros = (
+                torch.zeros(requests * new, width, dtype=shape.dtype, device=device)
+                for width in widths
             )
-            zeros = (torch.zeros(new, n, dtype=shape.dtype, device=device) for n in widths)
             cache.forward(layer_id, *zeros)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -36,8 +36,6 @@ has one such step, and SGLang 0.5.23 may have two."""
 
 @dataclass(frozen=True)
 class RingChoice:
-    """A ring that a prefix hit may use."""
-
     row: int  # whose ring it is
     stamp: int  # of the owner that wrote it
     first: int  # first position that it holds
@@ -54,18 +52,13 @@ class _Kept:
 
 
 class KeptRings:
-    """The rings of one worker.
+    """The rings of one worker, for windows of `recent` tokens (0 keeps none) and steps that write
+    `drafts` tokens for a request.
 
-    Args:
-        recent: tokens of the window; 0 keeps no rings.
-        drafts: most tokens that a step writes for a request; see `WindowShape`.
-
-    Attributes:
-        used: number of hits that took a ring.
-        lost: number of hits whose ring was gone before their first step, so that some of their last
-            tokens are read as INT2.
-        not_kept: number of requests that left no ring when they ended, because more than their
-            tokens decides keys and values, or because too few of them were in the cache.
+    Counted are hits that took a ring (`used`), hits whose ring was gone before their first step, so
+    that some of their last tokens are read as INT2 (`lost`), and requests that left no ring when
+    they ended, because more than their tokens decides keys and values, or because too few of them
+    were in the cache (`not_kept`).
     """
 
     def __init__(self, recent: int, drafts: int = 1) -> None:
@@ -86,13 +79,9 @@ class KeptRings:
         self._lengths: dict[int, int] = {}
 
     def choose(self, scope: Scope | None, ids: Sequence[int]) -> RingChoice | None:
-        """The ring with which a hit reaches furthest into this prompt, if it reaches further than a
-        hit that leaves the last `recent` tokens to prefill.
-
-        Args:
-            scope: as for `ended`; `None` if tokens do not decide keys and values.
-            ids: all tokens of the prompt. The last one is prefilled in any case.
-        """
+        """The ring with which a hit reaches furthest into this prompt `ids`, if it reaches further
+        than a hit that leaves the last `recent` tokens to prefill. The last token is prefilled in
+        any case. Without a `scope`, tokens do not decide keys and values."""
         window = max(0, len(ids) - self.recent)
         best: RingChoice | None = None
         for row, kept in self._kept.items() if scope is not None else ():
@@ -106,7 +95,6 @@ class KeptRings:
         return best
 
     def expect(self, row: int, choice: RingChoice | None, length: int) -> None:
-        """Note that `row` was given to a request of `length` tokens that chose a ring, or none."""
         self._lengths[row] = length
         if choice is None:
             self._expected.pop(row, None)
@@ -119,7 +107,6 @@ class KeptRings:
             self._kept.pop(row, None)
 
     def begin(self, prefixes: Mapping[int, int]) -> dict[int, RingChoice]:
-        """The rings to copy for the new owners of a step, by their rows."""
         found: dict[int, RingChoice] = {}
         for row, prefix in prefixes.items():
             choice = self._expected.pop(row, None)
@@ -145,15 +132,11 @@ class KeptRings:
     def ended(
         self, row: int, scope: Scope | None, asked: Sequence[int], said: Sequence[int]
     ) -> None:
-        """Keep the ring of a request that has ended or must start again later.
-
-        Args:
-            row: its row.
-            scope: everything besides the tokens that decides keys and values.
-            asked, said: the tokens of its prompt and of its answer. The last token of an answer was
-                sampled, but need not be in the cache. A request that started again has an answer
-                before all that it had is in the cache again.
-        """
+        """Keep the ring of a request that has ended or must start again later. `scope`: everything
+        besides the tokens that decides keys and values. `asked` and `said`: the tokens of its
+        prompt and of its answer. The last token of an answer was sampled, but need not be in the
+        cache. A request that started again has an answer before all that it had is in the cache
+        again."""
         self._expected.pop(row, None)
         length = self._lengths.pop(row, 0)
         start = self._starts.pop(row, None)

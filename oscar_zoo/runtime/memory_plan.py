@@ -16,24 +16,17 @@ from oscar_zoo.runtime.stores import SlotShape, WindowShape
 
 MB = 1e6
 SLOT_TABLES = 64
-"""Bytes per token slot that SGLang allocates outside of the pool.
-
-Its eager runner holds token id, slot, position and three rotary positions for as many tokens as
-there are slots (48 bytes, in `build_eager_registry` of every supported release). Its allocator
-holds the list of free slots, twice while a request gives slots back (16 bytes). Stock SGLang does
-not count them. A slot of a small model is a few hundred bytes with INT2, so that on a large GPU
-they would not fit into what SGLang leaves free.
-"""
-
-
+"""Bytes per token slot that SGLang allocates outside of the pool, and does not count. Its eager
+runner holds token id, slot, position and three rotary positions for as many tokens as there are
+slots (48 bytes, in `build_eager_registry` of every supported release), its allocator the list of
+free slots, twice while a request gives slots back (16 bytes). A slot of a small model is a few
+hundred bytes with INT2, so that on a large GPU they would not fit into what SGLang leaves free."""
 SLIDING_TABLES = 16
 """Bytes per sliding slot that SGLang's allocator has beside the pool."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one worker."""
-
     slot: int  # bytes of one token in the pool, over all layers
     windows: int  # bytes of rings and sinks of all rows
     transforms: int  # bytes of the transform table
@@ -42,22 +35,19 @@ class MemoryPlan:
 
     @property
     def fixed(self) -> int:
-        """Bytes that are needed before the first token."""
         return self.windows + self.transforms + self.scratch
 
     def budget(self, profiled: int) -> int:
-        """What is left for token slots."""
         left = profiled - self.fixed
-        if left < self.slot:
-            raise UsageError(self._shortage(profiled), hint=self._remedy(profiled))
-        return left
-
-    def _shortage(self, profiled: int) -> str:
-        return (
+        if left >= self.slot:
+            return left
+        parts = (("rings and sinks", self.windows), ("transforms", self.transforms))
+        told = ", ".join(f"{what} {n / MB:.0f}" for what, n in (*parts, ("scratch", self.scratch)))
+        raise UsageError(
             f"an INT2 KV cache for {self.rows - 1} requests at a time needs more than"
-            f" {self.fixed / MB:.0f} MB (rings and sinks {self.windows / MB:.0f}, transforms"
-            f" {self.transforms / MB:.0f}, scratch {self.scratch / MB:.0f}) and {self.slot} bytes"
-            f" per token, but only {max(0, profiled) / MB:.0f} MB are there."
+            f" {self.fixed / MB:.0f} MB ({told}) and {self.slot} bytes per token, but only"
+            f" {max(0, profiled) / MB:.0f} MB are there.",
+            hint=self._remedy(profiled),
         )
 
     def _remedy(self, profiled: int) -> str:
@@ -75,42 +65,25 @@ class MemoryPlan:
         )
 
 
-@dataclass(frozen=True)
-class States:
-    """The engine's states of layers without full attention."""
-
-    slots: int = 0  # number of them, the padding slot not included
-    nbytes: int = 0  # of all, the padding slot included
-    requests: int = 0  # requests at a time that they are enough for
-    draft_bytes: int = 0  # of the states behind the drafts of each request, while they are verified
-
-    @property
-    def state(self) -> int:
-        return self.nbytes // (self.slots + 1)
-
-    def describe(self) -> str:
-        drafts = f", and {self.draft_bytes / MB:.1f} MB for those of drafts"
-        return (
-            f"{self.slots} state slots of {self.state / MB:.3f} MB for the layers without full"
-            f" attention = {self.nbytes / MB:.1f} MB, for {self.requests} requests at a time and"
-            f" for cached prefixes{drafts if self.draft_bytes else ''}"
-        )
+def describe_states(*, slots: int, nbytes: int, requests: int, draft_bytes: int) -> str:
+    """The engine's states of layers without full attention, for so many requests at a time. A
+    padding slot is in `nbytes`; `draft_bytes` are of the states behind the drafts of each request,
+    while they are verified."""
+    drafts = f", and {draft_bytes / MB:.1f} MB for those of drafts" if draft_bytes else ""
+    return (
+        f"{slots} state slots of {nbytes // (slots + 1) / MB:.3f} MB for the layers without full"
+        f" attention = {nbytes / MB:.1f} MB, for {requests} requests at a time and for cached"
+        f" prefixes{drafts}"
+    )
 
 
-@dataclass(frozen=True)
-class Sliding:
-    """The engine's tokens of layers with a sliding window, in the model's dtype."""
-
-    slots: int = 0  # number of them
-    nbytes: int = 0  # of all
-    ratio: float = 0.0  # of sliding slots to token slots
-
-    def describe(self) -> str:
-        slot = self.nbytes // max(1, self.slots)
-        return (
-            f"{self.slots} sliding slots of {slot} bytes for the layers with a sliding window ="
-            f" {self.nbytes / MB:.1f} MB, {self.ratio:.3f} per token slot (--swa-full-tokens-ratio)"
-        )
+def describe_sliding(*, slots: int, nbytes: int, ratio: float) -> str:
+    """The engine's tokens of layers with a sliding window, in the model's dtype. `ratio`: of
+    sliding slots to token slots."""
+    return (
+        f"{slots} sliding slots of {nbytes // max(1, slots)} bytes for the layers with a sliding"
+        f" window = {nbytes / MB:.1f} MB, {ratio:.3f} per token slot (--swa-full-tokens-ratio)"
+    )
 
 
 def plan(
@@ -120,13 +93,11 @@ def plan(
 
 
 def bits_per_element(token_bytes: float, slots: SlotShape) -> float:
-    """Bits of one cached element, when a token takes `token_bytes` over all layers and heads."""
     elements = slots.num_layers * slots.num_kv_heads * (slots.k.head_dim + slots.v.head_dim)
     return 8 * token_bytes / elements
 
 
 def describe(plan: MemoryPlan, slots: SlotShape, windows: WindowShape, *, tokens: int) -> str:
-    """The plan with `tokens` slots, one line for the log."""
     total = (plan.slot + SLOT_TABLES) * tokens + plan.fixed
     return (
         f"{tokens} token slots of {plan.slot} bytes ({bits_per_element(plan.slot, slots):.2f} bits"

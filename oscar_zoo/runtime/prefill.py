@@ -41,16 +41,9 @@ class Prefill(Protocol):
     def chunk(
         self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax
     ) -> tuple[Tensor, Tensor]:
-        """Causal attention of the new tokens of every request over themselves.
-
-        Args:
-            q: `[tokens, num_q_heads, head_dim]`.
-            k, v: `[tokens, num_kv_heads, head_dim]`.
-            softmax: of the layer; its sinks are not looked at.
-
-        Returns:
-            Outputs `[tokens, num_q_heads, v_head_dim]` and their log-sum-exp.
-        """
+        """Causal attention of the new tokens of every request over themselves: `q`, `k` and `v`
+        are `[tokens, heads, head_dim]`. Returns outputs `[tokens, num_q_heads, v_head_dim]` and
+        their log-sum-exp. The sinks of the layer are not looked at."""
         ...
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from oscar_kernels.kv_write import launcher as write_launcher
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.dispatch import KERNELS, Ops
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
+from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
 from oscar_zoo.runtime.int2_cache import SHORT, Int2Cache, warm_up
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
@@ -87,14 +87,13 @@ def _cache(worker: Worker, transforms: TransformTable, ops: Ops) -> Int2Cache:
         SlotStore(SlotShape(worker.specs, SLOTS, worker.num_kv_heads), CPU),
         WindowStore(shape, CPU),
         transforms,
-        SlotTable(table, ops.pack),
+        table,
         ops=ops,
         prefill=_NoPrefill(dims[1]),
     )
 
 
 def _step(cache: Int2Cache, worker: Worker, requests: int) -> None:
-    """A decode step, or one that verifies drafts, with the types that an engine gives them."""
     tokens, drafts = requests * worker.drafts, None
     rows, lengths = torch.zeros(requests, dtype=torch.int64), torch.ones(requests).long()
     out_loc = torch.zeros(tokens, dtype=torch.int64)
@@ -173,6 +172,5 @@ class _NoPrefill:
 
 
 def captured_batches(most: int) -> tuple[int, ...]:
-    """Numbers of requests for which an engine captures graphs, up to `most`."""
     usual: Iterable[int] = (1, 2, 4, 8, 12, *range(16, most, 8))
     return (*(number for number in usual if number < most), most)

@@ -62,8 +62,6 @@ class Place:
 
 @dataclass
 class _RowState:
-    """A row in use."""
-
     block: int  # its block
     prompt: PromptKey  # its tokens
     own: bool  # whether the row writes its block, which nobody else reads before it is published
@@ -75,19 +73,14 @@ NOBODY = PromptKey(None, (), 0)
 
 
 class SinkBlocks:
-    """The blocks of one worker.
+    """The blocks of one worker, of `width` tokens (0 turns everything off), the dummy included; at
+    least one more than there are rows to use. `recent`: tokens that a prefix hit must prefill
+    again, or `None` if hits use what they find.
 
-    Args:
-        width: tokens of a block; 0 turns everything off.
-        num_blocks: the dummy included; at least one more than there are rows to use.
-        recent: tokens that a prefix hit must prefill again, or `None` if hits use what they find.
-
-    Attributes:
-        hits: number of requests that share a block.
-        misses: number of requests with at least `width` tokens that got a block of their own.
-        forced_misses: number of those whose shared block had been given away. Their whole prompt
-            was prefilled, whether or not the prefix cache still held it.
-        lost: number of hits without a block, whose first tokens are read as INT2; 0 with `recent`.
+    Counted are requests: `hits` share a block; `misses` have at least `width` tokens and got a
+    block of their own; of these `forced_misses` had a shared block that was given away, so that
+    their whole prompt was prefilled; `lost` are hits without a block, whose first tokens are read
+    as INT2, 0 with `recent`.
     """
 
     def __init__(self, width: int, num_blocks: int, recent: int | None) -> None:
@@ -110,7 +103,6 @@ class SinkBlocks:
         return {name: int(getattr(self, name)) for name in names}
 
     def flush(self) -> None:
-        """Forget rows and contents, because the prefix cache was emptied."""
         self._readers = [0] * self.num_blocks
         self._free = list(range(self.num_blocks - 1, 0, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -128,11 +120,8 @@ class SinkBlocks:
 
         A hit must reach past the sinks and find their block. Otherwise the prompt starts from the
         beginning, so that all its first tokens are in BF16. This costs little if the hit would have
-        ended inside them anyway.
-
-        Args:
-            tail: tokens to prefill again for the ring; `recent` by default, fewer where a kept ring
-                has the others.
+        ended inside them anyway. `tail`: tokens to prefill again for the ring; `recent` by default,
+        fewer where a kept ring has the others.
         """
         if self.recent is None:
             return 0
@@ -183,14 +172,9 @@ class SinkBlocks:
                     self._publish(state, state.prompt.key(self.width))
 
     def release(self, row: int, prompt: PromptKey) -> None:
-        """Take back the row of a request that has ended or must start again later.
-
-        Args:
-            row: request row.
-            prompt: all its tokens now; the last one was sampled but is not in the cache. A prompt
-                shorter than a block has filled it while decoding, so only now are all tokens of the
-                block known.
-        """
+        """Take back the row of a request that has ended or must start again later. `prompt`: all
+        its tokens now; the last one was sampled but is not in the cache. A prompt shorter than a
+        block has filled it while decoding, so only now are all tokens of the block known."""
         state = self._rows.get(row)
         if state is not None:
             before = state.prompt

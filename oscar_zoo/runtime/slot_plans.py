@@ -19,17 +19,7 @@ TOKENS_PER_PREFIX = 512
 
 
 @dataclass(frozen=True)
-class StatePlan:
-    """How many states a worker has, and how many requests they serve at a time."""
-
-    slots: int
-    requests: int
-
-
-@dataclass(frozen=True)
 class StateDemand:
-    """What decides the number of states."""
-
     state: int  # bytes of one state slot, over all layers that keep a state
     per_request: int  # state slots of a running request
     row: int  # bytes of the windows and tables of one request
@@ -39,9 +29,10 @@ class StateDemand:
     requests: int  # requests at a time that are asked for
     most_tokens: int | None = None  # token slots that are asked for at most; `None` for no limit
 
-    def divide(self, memory: float) -> StatePlan:
-        """The plan for `memory` bytes that states, rows and tokens share. Requests are fewer than
-        asked when there are not enough states for them, but at least one."""
+    def divide(self, memory: float) -> tuple[int, int]:
+        """State slots, and the requests that they serve at a time, for `memory` bytes that states,
+        rows and tokens share. Requests are fewer than asked when there are not enough states for
+        them, but at least one."""
         # Memory of tokens per byte of states that keeps the engine's number of tokens per state.
         per_state_byte = self.token / (self.ratio * self.plain_token)
         slot = self.state * (1 + per_state_byte)
@@ -52,11 +43,10 @@ class StateDemand:
         if self.most_tokens is not None:
             tokens = min(tokens, self.most_tokens)
         wanted = busy + int(max(0.0, tokens)) // TOKENS_PER_PREFIX + 1
-        return StatePlan(max(busy, min(int(left / slot), wanted)), requests)
+        return max(busy, min(int(left / slot), wanted)), requests
 
-    def tokens(self, memory: float, plan: StatePlan) -> int:
-        """Token slots that fit into `memory` bytes beside the states and rows of `plan`."""
-        taken = plan.requests * self.row + plan.slots * self.state
+    def tokens(self, memory: float, slots: int, requests: int) -> int:
+        taken = requests * self.row + slots * self.state
         return max(0, int((memory - taken) / self.token))
 
     def least_tokens(self, memory: float) -> int:
@@ -81,8 +71,6 @@ class SlidingPlan:
 
 @dataclass(frozen=True)
 class SlidingDemand:
-    """What decides the number of slots."""
-
     token: int  # bytes of one token slot, SGLang's own tables included
     plain_token: int  # bytes of one token in the engine's own, uncompressed pool
     sliding: int  # bytes of one sliding slot, over all layers with a window

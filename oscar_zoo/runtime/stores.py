@@ -32,8 +32,6 @@ COPY_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class SlotShape:
-    """Size of the store of one worker."""
-
     # What a row of keys and of values is, for every local layer. Layers differ in bits and clip
     # only.
     specs: tuple[tuple[QuantSpec, QuantSpec], ...]
@@ -57,11 +55,9 @@ class SlotShape:
 
     @property
     def v(self) -> QuantSpec:
-        """Values of the first layer: the channels and groups of all of them."""
         return self.specs[0][1]
 
     def token_bytes(self) -> int:
-        """Bytes of one token over all layers and heads."""
         rows = (row_bytes(spec) for both in self.specs for spec in both)
         return self.num_kv_heads * sum(rows)
 
@@ -108,7 +104,6 @@ class SlotStore:
         )
 
     def move(self, target: Tensor, source: Tensor) -> None:
-        """Copy slots `source` to `target`, in all layers."""
         for buffer in self.buffers():
             buffer[target] = buffer[source]
 
@@ -162,7 +157,6 @@ class WindowShape:
 
     @property
     def max_batch(self) -> int:
-        """Most requests of a step, padding included."""
         requests = self.num_rows - 1
         return max(self.num_rows, -(-requests // self.ranks) * self.ranks)
 
@@ -172,31 +166,19 @@ class WindowShape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one uncompressed token over all layers and heads."""
-        return (
-            self.num_layers
-            * self.num_kv_heads
-            * (self.k_head_dim + self.v_head_dim)
-            * int(self.dtype.itemsize)
-        )
+        numbers = self.num_layers * self.num_kv_heads * (self.k_head_dim + self.v_head_dim)
+        return numbers * int(self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole store: rings, sink blocks, and three int32 per row."""
         tokens = self.num_rows * self.ring_rows + self.num_blocks * self.sink
         return tokens * self.token_bytes + 12 * self.num_rows
 
 
 class WindowStore:
-    """Rings of all rows of one worker, and its sink blocks.
-
-    Args:
-        shape: sizes.
-        device: where the tensors live.
-        sinks: decides which row has which block; by default blocks are shared, and a prefix hit
-            uses what it finds.
-        rings: decides whose ring a new owner takes over; by default nobody's.
-    """
+    """Rings of all rows of one worker, and its sink blocks. `sinks` decides which row has which
+    block; by default blocks are shared, and a prefix hit uses what it finds. `rings` decides whose
+    ring a new owner takes over; by default nobody's."""
 
     def __init__(
         self,
@@ -223,7 +205,6 @@ class WindowStore:
 
     @property
     def state(self) -> WindowState:
-        """What of the windows is present, per row."""
         return WindowState(self.sink_block, self.sink_from, self.ring_start)
 
     def hand_out(self, rows: Sequence[int]) -> None:
@@ -239,9 +220,9 @@ class WindowStore:
         return fresh
 
     def begin(self, prefixes: Mapping[int, int]) -> None:
-        """New owners start. The ring of a row holds none of its `prefixes[row]` cached tokens, but
-        for those of a kept ring. A sink block may hold the first ones. This runs on the forward
-        stream, in front of the step that brings their first tokens."""
+        """New owners start, in front of the step that brings their first tokens, on its stream. The
+        ring of a row holds none of its `prefixes[row]` cached tokens, but for those of a kept ring.
+        A sink block may hold the first ones."""
         if not prefixes:
             return
         places = self.sinks.begin(list(prefixes.items()))
@@ -252,12 +233,8 @@ class WindowStore:
         rows, firsts, froms, blocks = (
             torch.tensor(numbers, dtype=torch.int32).T.contiguous().to(device)
         )
-        for table, values in (
-            (self.ring_start, firsts),
-            (self.sink_from, froms),
-            (self.sink_block, blocks),
-        ):
-            table[rows.long()] = values
+        at = rows.long()
+        self.ring_start[at], self.sink_from[at], self.sink_block[at] = firsts, froms, blocks
         self._copy([(place.donor, place.block) for place in places if place.donor is not None])
         self._copy_rings([(one.row, row) for row, one in kept.items() if one.row != row])
 

@@ -53,15 +53,9 @@ class TransformTable:
         kv_heads: range,
         device: str | torch.device,
     ) -> TransformTable:
-        """Slice the artifact for one worker and check every pair.
-
-        Args:
-            layer_ids: global ids of the full-attention layers of this worker, in the order of the
-                table.
-            kv_heads: global ids of its KV heads; tensor parallelism cuts per-head tensors along
-                these.
-            device: where the tensors live.
-        """
+        """Slice the artifact for one worker and check every pair. `layer_ids` and `kv_heads` are
+        the global ids of its full-attention layers, in the order of the table, and of its KV heads,
+        along which tensor parallelism cuts per-head tensors."""
         keys, values = (
             _side(side, name, layer_ids, kv_heads, device) for side, name in ((k, "K"), (v, "V"))
         )
@@ -81,8 +75,6 @@ class TransformTable:
 
 
 def transform_bytes(k: RotationSet, v: RotationSet, num_layers: int, num_kv_heads: int) -> int:
-    """Bytes of the table of a worker with `num_layers` layers and `num_kv_heads` heads, before it
-    is built."""
     total = 0
     for side in (k, v):
         d, heads = side.head_dim, 1 if side.grouping == "layer" else num_kv_heads

@@ -24,8 +24,6 @@ DATA, DONE = b"data: ", b"[DONE]"
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a question and its answer."""
-
     prompt_tokens: Annotated[int, Field(ge=0)]
     completion_tokens: Annotated[int, Field(ge=0)]
 
@@ -37,17 +35,10 @@ class Answer:
     model_id: Annotated[str, says("The id that the request named.")]
     port: Annotated[int, says("Of the server.", ge=0)]
     text: Annotated[str, Field(serialization_alias="answer")] = ""
-    reasoning: Annotated[
-        str, says("What the model thought first, where the server tells it apart; else empty.")
-    ] = ""
+    reasoning: Annotated[str, says("What it thought first, where it tells it apart.")] = ""
     cut: Annotated[bool, says("Whether the answer reached the limit of --max-tokens.")] = False
-    usage: Annotated[
-        Usage | None, says("As the server counted; null where it does not tell them.")
-    ] = None
-    first_seconds: Annotated[
-        float | None,
-        says("From the question to the first part of the answer; null where it is empty.", ge=0),
-    ] = None
+    usage: Annotated[Usage | None, says("Null where the server does not tell.")] = None
+    first_seconds: Annotated[float | None, says("To the first part of it.", ge=0)] = None
     seconds: Annotated[float, says("From the question to the end.", ge=0)] = 0.0
     schema: Literal["oscar-zoo.chat/1"] = "oscar-zoo.chat/1"
 
@@ -102,7 +93,6 @@ class ChatSession:
         self._turns = [*turns, {"role": "assistant", "content": said}]
 
     def forget(self) -> None:
-        """Start a new conversation."""
         self._turns = []
 
     def _stream(self, turns: list[dict[str, str]]) -> Iterator[str]:
@@ -132,7 +122,6 @@ class ChatSession:
 
 
 def _message(body: bytes) -> str:
-    """The message of an error, in one line."""
     try:
         value = json.loads(body)
         inner = value.get("error", value)

@@ -10,20 +10,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
 
 from oscar_zoo import children
 from oscar_zoo.children import Child
-from oscar_zoo.engines.sglang.launch.flag_refusals import replaced_backends
 from oscar_zoo.engines.sglang.launch.processes import Signals
 from oscar_zoo.engines.sglang.launch.server_log import PhaseReader, open_private
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, replaced_backends
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.targets import PathTarget, parse
 from oscar_zoo.serving.params import ServeParams
-from oscar_zoo.serving.serve import Missing, check_machine, check_place, find
+from oscar_zoo.serving.serve import Missing, ReadyServer, check_machine, check_place, find
 from oscar_zoo.serving.servers import serve_log
 
 PROGRAM = "from oscar_zoo.cli.main import main; main()"
@@ -34,11 +34,19 @@ ENDING_SECONDS = 60.0
 """Seconds that a server that is no longer wanted may take to end."""
 
 
+class Refused(NamedTuple):
+    """The error of a `serve` in the background, and its exit code."""
+
+    code: str
+    message: str
+    hint: str | None
+    status: int
+
+
 def start_detached(
     params: ServeParams, observer: Observer, missing: Missing
-) -> tuple[dict[str, Any], int | None]:
-    """Start a server in the background and wait until it is ready; what it says of itself, or the
-    error and the exit code of its `serve`.
+) -> ReadyServer | Refused:
+    """Start a server in the background and wait until it is ready.
 
     An artifact that may have to be computed is found by this process, which tells the observer of
     it as `serve` does; only the server goes into the background.
@@ -61,12 +69,10 @@ def start_detached(
     with _child(arguments, params.port) as child:
         said = _answer(child, params.port, observer)
         observer.begin((), timed=False)
-        return said, child.wait() if "error" in said else None
-
-
-def own_words(port: int) -> Path:
-    """What `oscar-zoo serve` itself prints in the background; the engine has its own log."""
-    return serve_log(port).with_suffix(".stderr")
+        error = json.loads(said).get("error")
+        if error is not None:
+            return Refused(error["code"], error["message"], error["hint"], child.wait())
+        return TypeAdapter(ReadyServer).validate_json(said)
 
 
 @contextlib.contextmanager
@@ -76,7 +82,7 @@ def _child(arguments: list[str], port: int) -> Iterator[Child[bytes]]:
     env = {name: value for name, value in os.environ.items() if name != "OSCAR_ZOO_DEBUG"}
     signals = Signals()
     try:
-        with open_private(own_words(port)) as stderr:
+        with open_private(serve_log(port).with_suffix(".stderr")) as stderr:
             child = children.start(
                 children.python("-c", PROGRAM, *arguments),
                 stdin=subprocess.DEVNULL,
@@ -102,7 +108,7 @@ def _child(arguments: list[str], port: int) -> Iterator[Child[bytes]]:
         signals.restore()
 
 
-def _answer(child: Child[bytes], port: int, observer: Observer) -> dict[str, Any]:
+def _answer(child: Child[bytes], port: int, observer: Observer) -> bytes:
     """The one JSON object that the child prints once it is ready or has failed. Until then the
     observer hears what it does: it checks everything, and then starts the engine, which writes its
     log."""
@@ -122,10 +128,11 @@ def _answer(child: Child[bytes], port: int, observer: Observer) -> dict[str, Any
         data += part
         if not part or data.endswith(b"}\n"):
             with contextlib.suppress(ValueError):
-                return dict(json.loads(data))
+                json.loads(data)
+                return data
         if not part:
-            status = child.wait()
-            hint = f"see {own_words(port)}, or run it without --detach"
+            words = serve_log(port).with_suffix(".stderr")
             raise ServerFailed(
-                f"oscar-zoo serve ended in the background (status {status}).", hint=hint
+                f"oscar-zoo serve ended in the background (status {child.wait()}).",
+                hint=f"see {words}, or run it without --detach",
             )

@@ -15,23 +15,22 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from oscar_kernels.chips import (
-    CHIPS,
-    LOWEST,
-    Capability,
-    KernelPath,
-    cards_by_state,
-    kernel_path,
-    state,
-)
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from pydantic import computed_field
+
+from oscar_kernels.chips import CHIPS, LOWEST, Capability, cards_by_state, kernel_path, state
 from oscar_zoo import paths
+from oscar_zoo.artifact.outcome import HIDDEN, State, says
 from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import HubTimeout, MissingDependency, NetworkError, OscarZooError, UsageError
 from oscar_zoo.models import hardware
@@ -46,7 +45,7 @@ from oscar_zoo.version import __version__
 
 SECONDS = 8.0
 """The longest that anything here may take."""
-State = Literal["ok", "warning", "failed", "not checked"]
+Rows = list[dict[str, str | int | bool | None]]
 LITTLE_DISK = 1_000_000_000
 """Less free space than this is a warning."""
 _LIBRARIES = {
@@ -70,26 +69,61 @@ _SETTINGS = (
 _LANGUAGES = {"cuda": "CUDA C++", "triton": "Triton"}
 
 
+MISSING: Any = object()
+_MAYBE: dict[str, Any] = {"exclude_if": lambda value: value is MISSING}
+"""Of what is said of some kinds of findings only."""
+
+
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One thing that was looked at.
+    """One thing that was looked at. What is said beyond the first five keys depends on its kind."""
 
-    Attributes:
-        topic: `version`, `folder`, `setting`, `token`, `hub` or `machine`.
-        state: how it is.
-        detail: what was seen.
-        step: what to do about it, or `None`.
-        essential: whether every command needs it.
-        facts: the same for programs.
-    """
-
-    topic: str
-    name: str
+    topic: Literal["version", "folder", "setting", "token", "hub", "machine"]
+    name: Annotated[str, says("What was looked at.")]
     state: State
-    detail: str
-    step: str | None = None
-    essential: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    detail: Annotated[str, says("What was seen.")]
+    step: Annotated[str | None, says("What to do about it.", serialization_alias="next")] = None
+    essential: Annotated[bool, *HIDDEN] = False
+    """Whether every command needs it."""
+    version: Annotated[str | None, says("Installed; null where it is not.", **_MAYBE)] = MISSING
+    needed_by: Annotated[str, says("Commands that need the library.", **_MAYBE)] = MISSING
+    supported: Annotated[str | None, says("Versions; null where any will do.", **_MAYBE)] = MISSING
+    path: Annotated[str, says("Of a file or folder.", **_MAYBE)] = MISSING
+    exists: Annotated[bool, says("Whether there is a configuration.", **_MAYBE)] = MISSING
+    free_bytes: Annotated[int | None, says("On its disk; null where unknown.", **_MAYBE)] = MISSING
+    writable: Annotated[bool, says("Whether it can be written.", **_MAYBE)] = MISSING
+    private: Annotated[bool, says("Whether only its owner can write to it.", **_MAYBE)] = MISSING
+    artifacts: Annotated[int, says("How many there are.", **_MAYBE)] = MISSING
+    value: Annotated[str, says("Of a variable, without secrets.", **_MAYBE)] = MISSING
+    hub: Annotated[str, says("Its scheme or address, without secrets.", **_MAYBE)] = MISSING
+    present: Annotated[bool, says("Whether there is a token.", **_MAYBE)] = MISSING
+    source: Annotated[str | None, says("Where a token comes from.", **_MAYBE)] = MISSING
+    user: Annotated[str, says("Whose token it is, where the hub says so.", **_MAYBE)] = MISSING
+    reachable: Annotated[bool | None, says("Null where it was not asked.", **_MAYBE)] = MISSING
+    error: Annotated[str, says("Code, where a hub did not answer well.", **_MAYBE)] = MISSING
+    milliseconds: Annotated[int, says("Until a hub answered.", **_MAYBE)] = MISSING
+    gpus: Annotated[Rows, says("Name and bytes of each NVIDIA GPU.", **_MAYBE)] = MISSING
+    torch: Annotated[bool, says("Whether it is installed.", **_MAYBE)] = MISSING
+    paths: Annotated[Rows, says("What runs on each kind of GPU that is here.", **_MAYBE)] = MISSING
+    known_gpus: Annotated[Rows, says("GPUs that kernels are compiled for.", **_MAYBE)] = MISSING
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What oscar-zoo doctor prints."""
+
+    findings: list[DoctorFinding]
+    schema: Literal["oscar-zoo.doctor/1"] = "oscar-zoo.doctor/1"
+
+    @computed_field(description="Whether commands can work here.")  # type: ignore[prop-decorator]
+    @property
+    def usable(self) -> bool:
+        return not any(one.essential and one.state == "failed" for one in self.findings)
+
+
+def _finding(topic: str, name: str, **facts: Any) -> Callable[..., DoctorFinding]:
+    """What takes the rest of a finding: its state, what was seen, and the next step."""
+    return partial(DoctorFinding, topic, name, **facts)  # type: ignore[arg-type]
 
 
 def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFinding]:
@@ -111,18 +145,17 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFi
 
 
 def versions() -> Iterator[DoctorFinding]:
-    """This program, Python, and the libraries that commands need."""
     for name, version in {"oscar-zoo": __version__, "Python": platform.python_version()}.items():
-        yield DoctorFinding("version", name, "ok", version, facts={"version": version})
+        yield DoctorFinding("version", name, "ok", version, version=version)
     ranges = _ranges()
     for name, needed_by in _LIBRARIES.items():
         installed, wanted = _version(name), ranges.get(name)
         facts = {"version": installed, "needed_by": needed_by, "supported": wanted}
-        say = partial(DoctorFinding, "version", name, facts=facts)
+        say = _finding("version", name, **facts)
         if installed is None:
             step = str(Install(_EXTRAS[name])) if name in _EXTRAS else None
             yield say("ok", f"not installed; needed only for {needed_by}", step)
-        elif wanted is not None and not is_inside(installed, wanted):
+        elif wanted is not None and not SpecifierSet(wanted).contains(installed, prereleases=True):
             yield say("failed", f"{installed} is outside {wanted}", f"pip install '{name}{wanted}'")
         else:
             yield say("ok", installed)
@@ -134,8 +167,8 @@ def folders() -> Iterator[DoctorFinding]:
     places = {"cache": paths.cache_dir(), "state": paths.state_dir(), "data": paths.data_dir()}
     for name, path in places.items():
         problem, free = _room(path)
-        facts = {"path": str(path), "free_bytes": free, "writable": problem is None}
-        say = partial(DoctorFinding, "folder", name, facts=facts)
+        facts: dict[str, Any] = {"path": str(path), "free_bytes": free}
+        say = _finding("folder", name, **facts, writable=problem is None)
         if problem is not None:
             step = f"check its owner and permissions, or point OSCAR_ZOO_{name.upper()} elsewhere"
             yield say("failed", f"{path}: {problem}", step, essential=name != "data")
@@ -145,15 +178,13 @@ def folders() -> Iterator[DoctorFinding]:
         else:
             yield say("ok", f"{path}{'' if free is None else f', {free / 1e9:.0f} GB free'}")
     store = Store()
-    say = partial(DoctorFinding, "folder", "store")
+    say = _finding("folder", "store", path=str(store.root))
     try:
         count = len(store.installed())
     except OscarZooError as error:
-        facts = {"path": str(store.root), "private": False}
-        yield say("failed", error.message, error.hint, essential=True, facts=facts)
+        yield say("failed", error.message, error.hint, essential=True, private=False)
     else:
-        facts = {"path": str(store.root), "private": True, "artifacts": count}
-        yield say("ok", f"private, {counted(count)}", facts=facts)
+        yield say("ok", f"private, {_counted(count)}", private=True, artifacts=count)
 
 
 def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
@@ -161,8 +192,7 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
     their addresses."""
     path = paths.config_dir() / address.FILE_NAME
     there = path.exists()
-    facts: dict[str, object] = {"path": str(path), "exists": there}
-    say = partial(DoctorFinding, "setting", address.FILE_NAME, facts=facts)
+    say = _finding("setting", address.FILE_NAME, path=str(path), exists=there)
     if problem is not None:
         yield say("failed", masked(problem.message), problem.hint, essential=True)
     else:
@@ -172,7 +202,7 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
         if not value:
             continue
         shown = masked(value)
-        say = partial(DoctorFinding, "setting", name, facts={"value": shown})
+        say = _finding("setting", name, value=shown)
         if name in _ENDPOINTS and not _is_safe(value):
             yield say("warning", f"{shown}: no token is sent without TLS", "use an https address")
         else:
@@ -180,33 +210,30 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
 
 
 def _hub(text: str, configured: address.HubSettings) -> DoctorFinding:
-    """Whether a hub answers, how fast, and how many artifacts it has."""
     title = masked(text)
-    facts: dict[str, object] = {"hub": title, "reachable": None}
-    say = partial(DoctorFinding, "hub", title, facts=facts)
+    say = _finding("hub", title, hub=title)
     if configured.offline and address.is_remote(text):
-        return say("not checked", "offline mode")
+        return say("not checked", "offline mode", reachable=None)
     start = time.monotonic()
     try:
         hub = address.open_hub(text, network=configured.network)
         late = HubTimeout.for_hub(hub.title, f"did not answer within {SECONDS:.0f} s")
         count = len(within(SECONDS, hub.artifacts, error=lambda: late))
     except OscarZooError as error:
-        facts |= {"reachable": not isinstance(error, NetworkError), "error": error.code}
+        reachable = not isinstance(error, NetworkError)
         # What is no hub may be anything, a token too: it is not repeated.
         detail = "not a hub" if isinstance(error, UsageError) else masked(error.message)
-        return say("failed", detail, error.hint)
+        return say("failed", detail, error.hint, reachable=reachable, error=error.code)
     milliseconds = round(1000 * (time.monotonic() - start))
-    facts |= {"reachable": True, "milliseconds": milliseconds, "artifacts": count}
-    return say("ok", f"{counted(count)}, answered in {milliseconds} ms")
+    detail = f"{_counted(count)}, answered in {milliseconds} ms"
+    return say("ok", detail, reachable=True, milliseconds=milliseconds, artifacts=count)
 
 
 def _token(kind: HubKind, offline: bool) -> DoctorFinding:
-    """Whether there is a token, from where, and whose it is if the hub says so."""
     title, found = kind.title, kind.credential() if kind.credential else None
     source = found.source if found else None
-    facts: dict[str, object] = {"hub": kind.scheme, "present": bool(found), "source": source}
-    say = partial(DoctorFinding, "token", title, facts=facts)
+    facts: dict[str, Any] = {"hub": kind.scheme, "present": bool(found), "source": source}
+    say = _finding("token", title, **facts)
     if found is None:
         step = f"{kind.token_step}, to publish there"
         return say("ok", "none; public zoos are read without", step)
@@ -223,15 +250,13 @@ def _token(kind: HubKind, offline: bool) -> DoctorFinding:
     if user is None:
         step = f"replace or unset {source}" if found.is_variable else kind.token_step
         return say("failed", f"from {source}; {title} refuses it", step)
-    facts["user"] = user
-    return say("ok", f"from {source}, of {user}")
+    return say("ok", f"from {source}, of {user}", user=user)
 
 
 def gpu() -> DoctorFinding:
-    """The NVIDIA GPUs, as the driver's own tool names them."""
     cards, models = hardware.gpus(), hardware.driver_models()
-    facts = {"gpus": [{"name": card.name, "memory_bytes": card.memory} for card in cards]}
-    say = partial(DoctorFinding, "machine", "GPU", facts=facts)
+    rows: Rows = [{"name": card.name, "memory_bytes": card.memory} for card in cards]
+    say = _finding("machine", "GPU", gpus=rows)
     if cards:
         sizes = (f"{card.name} with {card.memory / (1 << 30):.0f} GiB" for card in cards)
         return say("ok", ", ".join(sizes))
@@ -245,7 +270,7 @@ def engine() -> Iterator[DoctorFinding]:
     """SGLang in the supported range, and the path that the INT2 kernels take on these GPUs."""
     first, beyond = (".".join(map(str, version)) for version in (FIRST, BEYOND))
     facts: dict[str, Any] = {"version": _version("sglang"), "supported": f">={first},<{beyond}"}
-    say = partial(DoctorFinding, "machine", "SGLang", facts=facts)
+    say = _finding("machine", "SGLang", **facts)
     try:
         yield say("ok", f"{sglang_version()}, supported")
     except MissingDependency as error:
@@ -258,49 +283,42 @@ def engine() -> Iterator[DoctorFinding]:
 def _kernels() -> DoctorFinding:
     capabilities = sorted(set(hardware.compute_capabilities()))
     ways = [(capability, kernel_path(capability)) for capability in capabilities]
-    torch = _version("torch") is not None
-    none = {"decode": None, "write": None, "measured": False}
-    facts: dict[str, Any] = {
-        "torch": torch,
-        "paths": [
-            {"compute_capability": _dotted(capability), **(asdict(found) if found else none)}
-            for capability, found in ways
-        ],
-        "known_gpus": [
-            {"name": name, "compute_capability": _dotted(capability), "state": state(capability)}
-            for capability, chip in CHIPS.items()
-            for name in chip.names
-        ],
-    }
+    torch, paths = _version("torch") is not None, list[dict[str, Any]]()
     known = "; ".join(f"{told}: {', '.join(names)}" for told, names in cards_by_state().items())
+    told = list[str]()
+    for capability, found in ways:
+        dotted = _dotted(capability)
+        none = {"decode": None, "write": None, "measured": False}
+        paths.append({"compute_capability": dotted, **(asdict(found) if found else none)})
+        told.append(
+            f"decode in {_LANGUAGES[found.decode]}, write in {_LANGUAGES[found.write]}, the rest in"
+            f" Triton; {state(capability)} (compute capability {dotted})"
+            if found
+            else f"none for compute capability {dotted}"
+        )
+    cards = [
+        {"name": name, "compute_capability": _dotted(capability), "state": state(capability)}
+        for capability, chip in CHIPS.items()
+        for name in chip.names
+    ]
     if not torch:
         detail = "none without torch"
-    elif not ways:
-        detail = f"CUDA C++ and Triton on a GPU, plain torch on a CPU; {known}"
     else:
-        detail = "; ".join(_told(capability, found) for capability, found in ways)
-    say = partial(DoctorFinding, "machine", "INT2 kernels", facts=facts)
+        anywhere = f"CUDA C++ and Triton on a GPU, plain torch on a CPU; {known}"
+        detail = "; ".join(told) or anywhere
+    facts: dict[str, Any] = {"torch": torch, "paths": paths, "known_gpus": cards}
+    say = _finding("machine", "INT2 kernels", **facts)
     if all(found is not None for _, found in ways):
         return say("ok", detail)
     lowest = f"a GPU from compute capability {_dotted(LOWEST)} on"
     return say("warning", detail, f"{lowest} ({known}), or --device cpu")
 
 
-def _told(capability: Capability, found: KernelPath | None) -> str:
-    if found is None:
-        return f"none for compute capability {_dotted(capability)}"
-    return (
-        f"decode in {_LANGUAGES[found.decode]}, write in {_LANGUAGES[found.write]}, the rest in"
-        f" Triton; {state(capability)} (compute capability {_dotted(capability)})"
-    )
-
-
 def _dotted(capability: Capability) -> str:
     return ".".join(map(str, capability))
 
 
-def counted(artifacts: int) -> str:
-    """A number of artifacts in words."""
+def _counted(artifacts: int) -> str:
     return f"{artifacts} artifact{'' if artifacts == 1 else 's'}"
 
 
@@ -313,14 +331,12 @@ def masked(text: str) -> str:
 
 
 def _is_safe(endpoint: str) -> bool:
-    """Whether an endpoint is of a kind that tokens are sent to: TLS, or this machine."""
     parts = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
     return parts.scheme.lower() == "https" or is_nearby(endpoint)
 
 
 def _room(folder: Path) -> tuple[str | None, int | None]:
-    """Why nothing can be written to `folder`, or `None`, and the bytes free there; creates
-    nothing."""
+    """Why `folder` cannot be written, if so, and the bytes free there; creates nothing."""
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     try:
         with tempfile.TemporaryFile(dir=there) as probe:
@@ -341,31 +357,11 @@ def _version(name: str) -> str | None:
 def _ranges() -> dict[str, str]:
     """Supported versions by library, as this package declares them; the first declaration
     counts."""
-    try:
-        declared = importlib.metadata.requires("oscar-zoo") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
     found: dict[str, str] = {}
-    for line in declared:
-        match = re.fullmatch(r"([\w.-]+)\s*([<>=!~][^;]*)?(;.*)?", line.strip())
-        if match and match[2]:
-            found.setdefault(match[1].replace("_", "-").lower(), match[2].strip())
-    return {
-        name: found[key] for name in _LIBRARIES if (key := name.replace("_", "-").lower()) in found
-    }
-
-
-def is_inside(version: str, supported: str) -> bool:
-    """Whether `version` is in a range such as `>=1.31,<3`; other operators are not judged."""
-    number = _number(version)
-    for clause in supported.split(","):
-        match = re.fullmatch(r"\s*(>=|<)\s*([0-9.]+)\s*", clause)
-        if match and (number < _number(match[2])) == (match[1] == ">="):
-            return False
-    return True
-
-
-def _number(version: str) -> tuple[int, ...]:
-    release = re.match(r"[0-9]+(\.[0-9]+)*", version)
-    parts = [int(part) for part in release[0].split(".")] if release else []
-    return tuple(parts + [0] * (4 - len(parts)))
+    with suppress(importlib.metadata.PackageNotFoundError):
+        for line in importlib.metadata.requires("oscar-zoo") or []:
+            wanted = Requirement(line)
+            if wanted.specifier:
+                found.setdefault(canonicalize_name(wanted.name), str(wanted.specifier))
+    names = {name: canonicalize_name(name) for name in _LIBRARIES}
+    return {name: found[key] for name, key in names.items() if key in found}

@@ -4,13 +4,15 @@ hub is asked over the network, and neither torch nor a GPU is needed."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, computed_field
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, is_path
+from oscar_zoo.artifact.outcome import HIDDEN, says
 from oscar_zoo.artifact.specs import CodeBits, Geometry, ServingRecipe, SideWidths, Widths
 from oscar_zoo.engines.sglang.capacity import (
     USABLE,
@@ -24,7 +26,6 @@ from oscar_zoo.engines.sglang.capacity import (
 from oscar_zoo.engines.sglang.sizing import Layout, check_heads, splits
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel, UsageError
 from oscar_zoo.next_step import Pull
-from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.lookup import known_entries, served_entry
 from oscar_zoo.registry.targets import (
@@ -37,7 +38,6 @@ from oscar_zoo.registry.targets import (
     suggest_path,
 )
 from oscar_zoo.serving.memory import (
-    GpuShare,
     Needs,
     Weights,
     at_most,
@@ -61,127 +61,155 @@ GIVEN, OF_RECIPE = "as given", "of its recipe"
 """Where a number comes from."""
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
+def called(name: str, description: str) -> Any:
+    """What the schema says about a field that has another name in the JSON."""
+    return says(description, serialization_alias=name)
+
+
 @dataclass(frozen=True)
 class FittingCache:
-    """What fits with one kind of cache.
+    """What fits with one kind of cache, and its bytes on each GPU. Where nobody knows what other
+    layers keep, tokens and requests lie between two numbers; else the two are the same."""
 
-    Where nobody knows what other layers keep, tokens and requests lie between two numbers. Else the
-    two are the same.
+    cache: Annotated[Cache, *HIDDEN]
+    pools: Annotated[Pools, *HIDDEN]
+    """What a server has that shall run the requests of the report."""
+    kind: Literal["BF16", "FP8", "INT2"]
+    token_bytes: Annotated[Count, says("Of a token in the layers with full attention.")]
+    window_token_bytes: Annotated[Count, says("Of a token in the layers with a sliding window.")]
+    window: Annotated[Count, says("Tokens that these layers keep of a request.")]
+    request_bytes: Annotated[Count, says("That a running request takes beside its tokens.")]
+    sink_bytes: Annotated[Count, says("Of these, the first tokens in BF16, of two prompts.")]
+    ring_bytes: Annotated[Count, says("Of these, the last tokens in BF16.")]
+    state_bytes: Annotated[Count, says("Of these, the states of layers without keys and values.")]
+    tokens: Annotated[Count, says("That fit.")]
+    most_tokens: Annotated[Count, says("That fit at most.")]
+    running: Annotated[Count, called("running_requests", "Those that have states; else all.")]
+    state_slots: Annotated[Count, says("As the server divides its memory.")]
+    sliding_slots: Annotated[Count, says("As the server divides its memory.")]
+    requests: Annotated[Count, called("max_requests", "Of that context that fit.")]
+    most_requests: Annotated[Count, says("The same at most.")]
+    context: Annotated[Count, called("max_context", "Of each of that many requests at most.")]
+    fits: Annotated[bool | None, says("Whether the requests fit; null where unknown.")]
 
-    Attributes:
-        cache: its bytes on each GPU.
-        pools: what a server has that shall run the requests of the report.
-        most_tokens: token slots at most; `pools` has them at least.
-        requests: of the context of the report that run at a time, when as many are asked for.
-        most_requests: the same at most.
-        context: the longest that each request can have at a time, no longer than the model takes.
-        fits: whether the requests of the report fit with its context; `None` where nobody knows.
-    """
-
-    cache: Cache
-    pools: Pools
-    most_tokens: int
-    requests: int
-    most_requests: int
-    context: int
-    fits: bool | None
-
-    @property
-    def tokens(self) -> int:
-        """Token slots."""
-        return self.pools.tokens
-
-    @property
-    def running(self) -> int:
-        """Requests that run at a time, of those of the report."""
-        return self.pools.requests
+    @classmethod
+    def of(
+        cls, planner: Planner, left: int, context: int, requests: int, limit: int | None
+    ) -> FittingCache:
+        """What fits into `left` bytes; a model takes requests of `limit` tokens, where known."""
+        cache = planner.cache
+        pools, many = planner.divide(left, requests), planner.requests(left, context)
+        most, most_many = pools, many
+        if planner.uncertain:
+            best = at_most(planner)
+            most, most_many = best.divide(left, requests), best.requests(left, context)
+        return cls(
+            cache,
+            pools,
+            kind=cache.kind,  # type: ignore[arg-type]
+            token_bytes=cache.token,
+            window_token_bytes=cache.window_token,
+            window=cache.window,
+            request_bytes=cache.request,
+            sink_bytes=cache.sinks,
+            ring_bytes=cache.ring,
+            state_bytes=cache.state,
+            tokens=pools.tokens,
+            most_tokens=most.tokens,
+            running=pools.requests,
+            state_slots=pools.states,
+            sliding_slots=pools.sliding or 0,
+            requests=many,
+            most_requests=most_many,
+            context=most.context if limit is None else min(most.context, limit),
+            fits=_between(many, most_many, requests),
+        )
 
 
 @dataclass(frozen=True)
 class FitReport:
-    """The answer; a source says in a few words where a number comes from.
-
-    Attributes:
-        memory: bytes of one GPU.
-        room: bytes of each GPU that are left for a cache.
-        context: tokens of a request.
-        longest: tokens of a request that the model takes at most; `None` where nobody knows.
-        requests: that run at a time.
-        usual_requests: as many as `serve` lets run at a time when its flags do not say a number.
-        bits: of a stored element of the INT2 cache, scales and offsets included, on average.
-        caches: BF16, FP8 and INT2.
-        unknown: what nobody knows of the layers without full attention, in words; `None` where all
-            of them are counted.
-        config_of: id of the model on Hugging Face whose `config.json` says it; `None` where no such
-            file is known.
-        fits: whether the requests that were asked for fit with INT2; where nobody said a number,
-            whether one fits beside what `serve` reserves. `None` where nobody knows.
-        fitting_gpus: the smallest number of GPUs with which that fits, as far as anybody knows;
-            `None` where none is enough, or the model takes no such context.
-        not_served: why `serve` refuses the model, or `None` where that is not known.
-    """
+    """What oscar-zoo fit-gpu prints: an estimate of what GPUs hold. A source says in a few words
+    where a number comes from."""
 
     model: str
-    memory: int
+    memory: Annotated[Count, says("Of one GPU.", serialization_alias="memory_bytes")]
     memory_source: str
-    gpus: int
+    gpus: Annotated[int, says("That share the model.", ge=1)]
     gpus_source: str
-    weights: Weights
-    room: int
-    context: int
-    longest: int | None
-    requests: int
-    usual_requests: int
-    bits: float
+    weights: Annotated[Weights, *HIDDEN]
+    room: Annotated[Count, called("cache_bytes", "Of each GPU, left for a cache.")]
+    context: Annotated[Count, says("Tokens of a request that was asked for, or the usual number.")]
+    longest: Annotated[int | None, called("model_context", "Of a request at most, where known.")]
+    requests: Annotated[Count, says("That run at the same time.")]
+    usual_requests: Annotated[int, says("That serve lets run where its flags do not say it.")]
+    bits: Annotated[float, called("bits_per_element", "Of INT2, with its scales.")]
     bits_source: str
     caches: tuple[FittingCache, ...]
-    unknown: str | None
-    config_of: str | None
-    fits: bool | None
-    fitting_gpus: int | None
-    not_served: str | None
+    unknown: Annotated[str | None, called("other_layers_unknown", "Null where all is known.")]
+    config_of: Annotated[str | None, *HIDDEN]
+    """Id of the model on Hugging Face whose `config.json` says it; `None` where none is known."""
+    fits: Annotated[bool | None, says("The same of INT2; without --requests, of one request.")]
+    fitting_gpus: Annotated[int | None, says("The smallest number that is enough, if any.")]
+    not_served: Annotated[str | None, says("Why serve refuses the model, where known.")]
+    usable: Annotated[float, called("usable_share", "Of it, for weights and cache.")] = USABLE
+    estimate: Literal[True] = True
+    schema: Literal["oscar-zoo.fit-gpu/1"] = "oscar-zoo.fit-gpu/1"
 
     def of_kind(self, kind: str) -> FittingCache:
-        """What fits with the cache `BF16`, `FP8` or `INT2`."""
-        return next(one for one in self.caches if one.cache.kind == kind)
+        return next(one for one in self.caches if one.kind == kind)
 
+    @computed_field(  # type: ignore[prop-decorator]
+        alias="other_layers_counted",
+        description="Whether what layers without full attention keep is counted.",
+    )
     @property
     def other_layers(self) -> bool:
-        """Whether what layers without full attention keep is counted."""
         return self.unknown is None
 
+    @computed_field(  # type: ignore[prop-decorator]
+        alias="reserved_bytes", description="Of each GPU, neither for weights nor for a cache."
+    )
     @property
     def reserved(self) -> int:
-        """Bytes of each GPU that neither weights nor a cache take."""
         return reserved(self.memory)
 
+    @computed_field(  # type: ignore[prop-decorator]
+        alias="gpu_weights_bytes", description="Of each GPU, for weights."
+    )
     @property
     def gpu_weights(self) -> int:
-        """Bytes of each GPU that the weights take."""
         return weights_share(self.weights.nbytes, Layout(tp=self.gpus))
 
-    @property
-    def usable(self) -> float:
-        """Share of the memory that weights and cache may take."""
-        return USABLE
+    @computed_field(description="Of all weights.")
+    def weights_bytes(self) -> int:
+        return self.weights.nbytes
+
+    @computed_field(description="Where that size comes from, in a few words.")
+    def weights_source(self) -> str:
+        return self.weights.source
 
 
 def run(params: FitGpuParams) -> FitReport:
     """How many tokens and requests of a model fit GPUs; an estimate, for which no GPU is needed."""
-    given = given_gpu(params.memory, params.gpu, params.gpus)
-    memory = given.memory
-    subject = subject_of(params.model)
-    name, needs = subject.name, subject.needs
-    weights = _weights(params, subject)
-    gpus = given.gpus or needs.gpus
+    memory, memory_source, count = given_gpu(params.memory, params.gpu, params.gpus)
+    name, needs, artifact, not_served = subject_of(params.model)
+    weights = _weights(params, name, needs, not_served)
+    gpus = count or needs.gpus
     check_heads(name, needs.geometry, Layout(tp=gpus), option="--tp {}")
-    most = needs.geometry.num_q_heads
-    groups = [number for number in range(1, most + 1) if splits(needs.geometry, number)]
+    context = params.context or min(CONTEXT, needs.longest or CONTEXT)
+    limit = None if needs.longest is None else max(needs.longest, context)
     try:
-        serving = recipe_of_bits(needs, params.bits)
-        bits = stored_bits(needs.geometry, serving)
-        needs = replace(needs, serving=serving)
-        shared = {number: _share(params, memory, needs, weights, number) for number in groups}
+        needs = replace(needs, serving=recipe_of_bits(needs, params.bits))
+        shared = {}
+        for number in range(1, needs.geometry.num_q_heads + 1):
+            if splits(needs.geometry, number):
+                room, usual, planners = gpu_share(needs, memory, weights.nbytes, number)
+                asked = params.requests or usual
+                found = (FittingCache.of(one, room, context, asked, limit) for one in planners)
+                shared[number] = room, usual, tuple(found)
     except UsageError:
         raise
     except ValueError as error:
@@ -189,61 +217,53 @@ def run(params: FitGpuParams) -> FitReport:
             f"the INT2 cache does not take the heads of {name}: {error}.",
             hint="serve it with SGLang alone",
         ) from None
-    context = _context(params, needs)
-    holding = {n: _holds(caches, params.requests, context) for n, (_, caches) in shared.items()}
-    enough = [number for number in groups if holding[number] is not False]
-    if needs.longest is not None and context > needs.longest:
-        enough = []  # more memory does not make the model take such requests
-    mine, caches = shared[gpus]
-    of_artifact = f"of {subject.artifact}" if subject.artifact else None
-    usual_bits = of_artifact or "of its recipe, without an artifact"
+    holding = {
+        n: _holds(caches[-1], params.requests, context) for n, (*_, caches) in shared.items()
+    }
+    # more memory does not make a model take longer requests
+    possible = needs.longest is None or context <= needs.longest
+    enough = [number for number in shared if possible and holding[number] is not False]
+    room, usual, caches = shared[gpus]
+    usual_bits = f"of {artifact}" if artifact else "of its recipe, without an artifact"
     return FitReport(
         model=name,
         memory=memory,
-        memory_source=given.source,
+        memory_source=memory_source,
         gpus=gpus,
-        gpus_source=GIVEN if given.gpus else OF_RECIPE if gpus > 1 else "by default",
+        gpus_source=GIVEN if count else OF_RECIPE if gpus > 1 else "by default",
         weights=weights,
-        room=mine.room,
+        room=room,
         context=context,
         longest=needs.longest,
-        requests=params.requests or mine.usual_requests,
-        usual_requests=mine.usual_requests,
-        bits=bits,
+        requests=params.requests or usual,
+        usual_requests=usual,
+        bits=stored_bits(needs.geometry, needs.serving),
         bits_source=usual_bits if params.bits is None else GIVEN,
         caches=caches,
         unknown=needs.unknown,
         config_of=needs.config_of,
         fits=holding[gpus],
         fitting_gpus=min(enough, default=None),
-        not_served=subject.not_served,
+        not_served=not_served,
     )
 
 
 fit_gpu = python_call(FitGpuParams, run)
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A model with what it takes on GPUs, where `serving` is the recipe of the artifact if there is
-    one; `<Model>:<tag>` of that artifact; and why `serve` refuses the model, if that is known."""
+def subject_of(text: str) -> tuple[str, Needs, str | None, str | None]:
+    """What `text` means, a model's name or folder, `NAME:TAG`, or an artifact's folder: the name of
+    the model, what it takes on GPUs, `<Model>:<tag>` of the artifact, and why `serve` refuses the
+    model, if that is known.
 
-    name: str
-    needs: Needs
-    artifact: str | None
-    not_served: str | None = None
-
-
-def subject_of(text: str) -> Subject:
-    """The model and the artifact that `text` means: a model's name or folder, `NAME:TAG`, or an
-    artifact's folder.
-
-    Without a tag it is the artifact that `serve` would take for this model, as far as this machine
-    knows; where several have its name and none is the default, it is none.
+    Without a tag the artifact is the one that `serve` would take for this model, as far as this
+    machine knows; where several have its name and none is the default, it is none.
     """
-    target = _artifact_target(text)
-    if target is not None:
-        return _of_artifact(_entry(target))
+    target = parse(text) if is_path(text) or set(":@") & set(text) else None
+    if isinstance(target, NameTarget) or (
+        isinstance(target, PathTarget) and (target.path / FILE_NAME).is_file()
+    ):
+        return _of_artifact(target)
     choice = choose_model(text)
     needs = _needs(choice)
     if needs is None and not is_path(text) and Path(text).exists():
@@ -258,22 +278,12 @@ def subject_of(text: str) -> Subject:
     entry = served_entry(Reference(choice.name))
     manifest = entry.manifest if entry is not None else None
     if manifest is None or manifest.model.geometry != needs.geometry:
-        return Subject(choice.name, needs, None, _not_served(choice))
+        return choice.name, needs, None, _not_served(choice)
     artifact = manifest.artifact_id.reference
-    return Subject(choice.name, _served(needs, manifest), artifact, _not_served(choice))
+    return choice.name, _served(needs, manifest), artifact, _not_served(choice)
 
 
-def _artifact_target(text: str) -> PathTarget | NameTarget | None:
-    """The artifact that `text` is written as; `None` for what names a model."""
-    if not is_path(text) and not set(":@") & set(text):
-        return None
-    target = parse(text)
-    if isinstance(target, PathTarget):
-        return target if (target.path / FILE_NAME).is_file() else None
-    return target if isinstance(target, NameTarget) else None
-
-
-def _entry(target: PathTarget | NameTarget) -> Entry:
+def _of_artifact(target: PathTarget | NameTarget) -> tuple[str, Needs, str, str | None]:
     try:
         (entry,), _ = known_entries([target], Sources(offline=True))
     except ArtifactNotFound as error:
@@ -283,10 +293,6 @@ def _entry(target: PathTarget | NameTarget) -> Entry:
             suggestions=error.suggestions,
             next_step=Pull(str(target)),
         ) from None
-    return entry
-
-
-def _of_artifact(entry: Entry) -> Subject:
     name, manifest = entry.id.reference, entry.manifest
     if manifest is None:
         if entry.recipe is None:
@@ -294,16 +300,15 @@ def _of_artifact(entry: Entry) -> Subject:
                 f"{name} has no oscar.json, and the zoo does not know the shapes of its model.",
                 hint="give the folder of the model",
             )
-        return Subject(entry.recipe.name, needs_of_recipe(entry.recipe), name)
+        return entry.recipe.name, needs_of_recipe(entry.recipe), name, None
     choice = recorded_model(manifest.model.id)
     needs = _needs(choice)
     if needs is None or needs.geometry != manifest.model.geometry:
         needs = needs_of_manifest(manifest)
-    return Subject(choice.name, _served(needs, manifest), name, _not_served(choice))
+    return choice.name, _served(needs, manifest), name, _not_served(choice)
 
 
 def _served(needs: Needs, manifest: Manifest) -> Needs:
-    """The needs of a model with the artifact of `manifest`."""
     longest = needs.longest or longest_of_manifest(manifest)
     return replace(needs, serving=manifest.recipe, longest=longest)
 
@@ -359,7 +364,6 @@ def recipe_of_bits(needs: Needs, bits: float | Literal["auto"] | None) -> Servin
 
 
 def _widths(geometry: Geometry, number: int) -> Widths:
-    """Codes of 4 bits for the first `number` sides, and of 2 bits for the others."""
     layers = len(geometry.attention_layers)
 
     def side(first: int) -> SideWidths:
@@ -371,23 +375,9 @@ def _widths(geometry: Geometry, number: int) -> Widths:
     return Widths(k=side(0), v=side(layers))
 
 
-def _share(
-    params: FitGpuParams, memory: int, needs: Needs, weights: Weights, gpus: int
-) -> tuple[GpuShare, tuple[FittingCache, ...]]:
-    """What each of `gpus` GPUs holds."""
-    share = gpu_share(needs, memory, weights.nbytes, gpus)
-    requests = params.requests or share.usual_requests
-    context, longest = _context(params, needs), needs.longest
-    limit = None if longest is None else max(longest, context)  # a longer one was asked for
-    return share, tuple(
-        _fitting(planner, share.room, context, requests, limit) for planner in share.planners
-    )
-
-
-def _holds(caches: Sequence[FittingCache], requests: int | None, context: int) -> bool | None:
+def _holds(int2: FittingCache, requests: int | None, context: int) -> bool | None:
     """Whether INT2 holds so many requests; `requests=None` means one beside what `serve` reserves.
     The answer is `None` where nobody knows."""
-    int2 = next(one for one in caches if one.cache.kind == "INT2")
     if requests is not None:
         return _between(int2.requests, int2.most_requests, requests)
     return _between(int2.tokens, int2.most_tokens, context)
@@ -400,39 +390,15 @@ def _between(least: int, most: int, wanted: int) -> bool | None:
     return None if most >= wanted else False
 
 
-def _context(params: FitGpuParams, needs: Needs) -> int:
-    return params.context or min(CONTEXT, needs.longest or CONTEXT)
-
-
-def _weights(params: FitGpuParams, subject: Subject) -> Weights:
+def _weights(params: FitGpuParams, name: str, needs: Needs, not_served: str | None) -> Weights:
     if params.weights is not None:
         return Weights(params.weights, GIVEN)
-    if subject.needs.weights is None:
-        told = subject.needs.config_of
+    if needs.weights is None:
+        told = needs.config_of
         raise UsageError(
-            f"the size of the weights of {subject.name} is not known here."
-            + (f" And {subject.not_served}" if subject.not_served else ""),
+            f"the size of the weights of {name} is not known here."
+            + (f" And {not_served}" if not_served else ""),
             hint="say it, for example --weights 16GB, or "
             + ("give the folder of the model" if told is None else fetch_config(told)),
         )
-    return subject.needs.weights
-
-
-def _fitting(
-    planner: Planner, left: int, context: int, requests: int, limit: int | None
-) -> FittingCache:
-    pools, many = planner.divide(left, requests), planner.requests(left, context)
-    most, most_many = pools, many
-    if planner.uncertain:
-        best = at_most(planner)
-        most, most_many = best.divide(left, requests), best.requests(left, context)
-    room_for = most.context
-    return FittingCache(
-        cache=planner.cache,
-        pools=pools,
-        most_tokens=most.tokens,
-        requests=many,
-        most_requests=most_many,
-        context=room_for if limit is None else min(room_for, limit),
-        fits=_between(many, most_many, requests),
-    )
+    return needs.weights

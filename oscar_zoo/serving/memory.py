@@ -11,49 +11,40 @@ from typing import Any
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import is_path
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
-from oscar_zoo.engines.sglang.capacity import BF16_BYTES, Planner, Pools, caches, room
+from oscar_zoo.engines.sglang.capacity import BF16_BYTES, Planner, caches, room
 from oscar_zoo.engines.sglang.sizing import Layout, usual_requests
 from oscar_zoo.models import hardware
-from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.config_file import ConfigFile, geometry_of_folder
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import OtherLayers, other_layers
 from oscar_zoo.models.weight_count import quantization, weights_of_config, weights_of_name
 from oscar_zoo.models.weight_files import stored_weights
-from oscar_zoo.registry.recipe import ModelRecipe, serving_recipe
-from oscar_zoo.registry.recipe_config import config_of_recipe, others_of_recipe
+from oscar_zoo.registry.recipe import (
+    ModelRecipe,
+    config_of_recipe,
+    others_of_recipe,
+    serving_recipe,
+)
 from oscar_zoo.registry.targets import ModelChoice, holds_model
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of all weights, and what says so in a few words."""
-
     nbytes: int
     source: str
 
 
 @dataclass(frozen=True)
 class Needs:
-    """A model as a planner of memory sees it.
+    """A model as a planner of memory sees it; what is `None` nobody knows."""
 
-    Attributes:
-        geometry: of its layers with full attention.
-        serving: group size, type of scales and windows.
-        weights: `None` where nobody knows them.
-        other: what its other layers keep, or `None` where nobody knows that.
-        longest: tokens of a request at most, or `None` where nobody knows that.
-        gpus: how many GPUs to start from.
-        config_of: id of the model on Hugging Face whose `config.json` says more; `None` where there
-            is none, or where it was read.
-    """
-
-    geometry: Geometry
+    geometry: Geometry  # of its layers with full attention
     serving: ServingRecipe
     weights: Weights | None
-    other: OtherLayers | None
-    longest: int | None = None
-    gpus: int = 1
+    other: OtherLayers | None  # what its other layers keep
+    longest: int | None = None  # tokens of a request at most
+    gpus: int = 1  # how many to start from
+    # Id of the model on Hugging Face whose `config.json` says more, unless it was read.
     config_of: str | None = None
 
     @property
@@ -98,7 +89,6 @@ def needs_of_choice(choice: ModelChoice) -> Needs | None:
 
 
 def needs_of_recipe(recipe: ModelRecipe) -> Needs:
-    """The needs of a model by its recipe."""
     config = config_of_recipe(recipe)
     return Needs(
         geometry=recipe.geometry,
@@ -112,7 +102,6 @@ def needs_of_recipe(recipe: ModelRecipe) -> Needs:
 
 
 def needs_of_manifest(manifest: Manifest) -> Needs:
-    """The needs of the model that an artifact is for, by its manifest alone."""
     geometry = manifest.model.geometry
     every = len(geometry.attention_layers) == geometry.num_layers
     return Needs(
@@ -125,7 +114,6 @@ def needs_of_manifest(manifest: Manifest) -> Needs:
 
 
 def longest_of_manifest(manifest: Manifest) -> int | None:
-    """Tokens of a request at most of the model that an artifact is for, where it tells."""
     return manifest.model.rope.max_position if manifest.model.rope else None
 
 
@@ -152,42 +140,21 @@ def _by_name(name: str) -> Weights | None:
 
 
 def fetch_config(hub_id: str) -> str:
-    """What to do so that the `config.json` of `hub_id` is on this machine."""
     return f"get its config.json: hf download {hub_id} config.json"
 
 
-@dataclass(frozen=True)
-class GpuShare:
-    """What each GPU has for a cache.
-
-    Attributes:
-        room: bytes that are left for it.
-        usual_requests: as many as `serve` lets run at a time when its flags do not say a number.
-        planners: of the caches BF16, FP8 and INT2. What nobody knows of other layers counts as much
-            as it can be.
-    """
-
-    room: int
-    usual_requests: int
-    planners: tuple[Planner, ...]
-
-    def pools(self, kind: str, requests: int) -> Pools:
-        """What a server with the cache `kind` has that shall run `requests` requests."""
-        planner = next(one for one in self.planners if one.cache.kind == kind)
-        return planner.divide(self.room, requests)
-
-
-def gpu_share(needs: Needs, memory: int, weights: int, gpus: int) -> GpuShare:
+def gpu_share(
+    needs: Needs, memory: int, weights: int, gpus: int
+) -> tuple[int, int, tuple[Planner, ...]]:
     """What each of `gpus` GPUs of `memory` bytes has, beside its share of the `weights` of the
-    whole model in bytes."""
+    whole model in bytes: bytes for a cache, as many requests as `serve` lets run when its flags do
+    not say a number, and planners of the caches BF16, FP8 and INT2, for which what nobody knows of
+    other layers counts as much as it can be."""
     layout, windows = Layout(tp=gpus), needs.serving.windows
     kinds = caches(needs.geometry, needs.serving, layout, needs.other)
-    plain = next(kind.token for kind in kinds if kind.kind == "BF16")
-    return GpuShare(
-        room(memory, weights, layout),
-        usual_requests(memory, plain, windows, layout),
-        tuple(Planner(kind, plain, windows, needs.other, least=True) for kind in kinds),
-    )
+    plain = kinds[0].token
+    planners = tuple(Planner(kind, plain, windows, needs.other, least=True) for kind in kinds)
+    return (room(memory, weights, layout), usual_requests(memory, plain, windows, layout), planners)
 
 
 def at_most(planner: Planner) -> Planner:
@@ -234,19 +201,19 @@ def estimate(needs: Needs, cards: Sequence[tuple[str, int]]) -> dict[str, Any] |
 
 
 def _card(needs: Needs, name: str, memory: int) -> dict[str, Any]:
-    """What fits on GPUs of one kind."""
-    share = gpu_share(needs, memory, needs.weights.nbytes if needs.weights else 0, needs.gpus)
-    requests, known = share.usual_requests, needs.weights is not None and needs.unknown is None
+    weights = needs.weights.nbytes if needs.weights else 0
+    left, requests, planners = gpu_share(needs, memory, weights, needs.gpus)
+    known = needs.weights is not None and needs.unknown is None
     facts = {"name": name, "memory_bytes": memory, "gpus": needs.gpus, "requests": requests}
-    for kind in ("INT2", "BF16"):
-        pools = share.pools(kind, requests) if known else None
-        facts[f"{kind.lower()}_tokens"] = pools.tokens if pools else None
-        facts[f"{kind.lower()}_requests"] = pools.requests if pools else None
+    for planner in (planners[2], planners[0]):
+        pools = planner.divide(left, requests) if known else None
+        kind = planner.cache.kind.lower()
+        facts[f"{kind}_tokens"] = pools.tokens if pools else None
+        facts[f"{kind}_requests"] = pools.requests if pools else None
     return facts
 
 
 def _visible() -> list[tuple[str, int]]:
-    """Every kind of GPU that programs see here."""
     return list(
         dict.fromkeys((card.name, card.memory) for card in hardware.visible(hardware.gpus()))
     )

@@ -24,10 +24,7 @@ from oscar_zoo.verb import Arg, Opt, parameters_of
 PORT = 30000
 ON_A_TERMINAL = 100
 """Lines of a log that people get to see, unless they ask for another number."""
-Hubs = Annotated[
-    tuple[str, ...],
-    ASKED_HUBS,
-]
+Hubs = Annotated[tuple[str, ...], ASKED_HUBS]
 Offline = Annotated[bool, OFFLINE]
 Named = Annotated[str | None, Arg("Port, model or artifact of a server.", "[NAME|PORT]")]
 KeyFile = Annotated[Path | None, KEY_FILE]
@@ -69,15 +66,11 @@ class ServeParams:
     """
 
     target: Annotated[
-        str | Path,
-        Arg("Name, folder or model.", "NAME|DIR|MODEL", complete="names_or_paths"),
+        str | Path, Arg("Name, folder or model.", "NAME|DIR|MODEL", complete="names_or_paths")
     ]
     _: KW_ONLY
     flags: Annotated[tuple[str, ...], Arg("Flags of SGLang.", "[-- ENGINE FLAGS]")] = ()
-    model: Annotated[
-        str | None,
-        SERVED_MODEL,
-    ] = None
+    model: Annotated[str | None, SERVED_MODEL] = None
     revision: Annotated[str | None, REVISION] = None
     port: Annotated[
         int,
@@ -134,24 +127,17 @@ class ServeParams:
         ),
     ] = None
     timeout: Annotated[
-        float,
-        Opt("How long to wait until it is ready.", metavar="SECONDS", least=1, shown=True),
+        float, Opt("How long to wait until it is ready.", metavar="SECONDS", least=1, shown=True)
     ] = 1800
     detach: Annotated[bool, Opt("Return when it is ready; it goes on in the background.")] = False
     print_only: Annotated[
         bool, Opt("Show the command and its variables instead of running it.", flag="--print")
     ] = False
     compute: Annotated[bool, COMPUTE] = False
-    calib_data: Annotated[
-        str | None,
-        CALIB_DATA,
-    ] = None
+    calib_data: Annotated[str | None, CALIB_DATA] = None
     offline: Offline = False
     hubs: Hubs = ()
-    device: Annotated[
-        str | None,
-        DEVICE,
-    ] = None
+    device: Annotated[str | None, DEVICE] = None
     ask: bool = False
     """Where no artifact exists, ask the observer whether to compute one."""
 
@@ -160,6 +146,14 @@ class ServeParams:
         if self.print_only and self.detach:
             raise UsageError(
                 "--print starts nothing that could be detached.", hint="leave out one of the two"
+            )
+        opens = (self.expose, self.api_key_file, self.require_key, self.allow_origin)
+        if self.print_only and (any(opens) or self.engine_api):
+            raise UsageError(
+                "--print shows a server on loopback without a key, whose front has its usual"
+                " settings.",
+                hint="leave out --expose, --api-key-file, --require-key, --allow-origin and"
+                " --engine-api; SGLang reads address and key from a file: --config FILE",
             )
         if self.calib_data and not self.compute:
             raise UsageError(
@@ -399,6 +393,6 @@ class FitGpuParams:
             "Bits of INT2 as for compute: 2 or 4 for all codes, or a budget such as 2.75. [default:"
             " those of the artifact, else 2]",
             metavar="BITS",
-            read="oscar_zoo.cli.parsing:parse_bits",
+            read="oscar_zoo.cli.options:parse_bits",
         ),
     ] = None

@@ -1,12 +1,19 @@
 """The model that an artifact runs with, their recipe, and the devices and memory of a server for
 the two: known to go together and to fit before anything starts. No hub is asked, and neither
-weights nor sglang are loaded."""
+weights nor sglang are loaded.
+
+With `--drafts` SGLang's flags for speculative decoding are chosen for a user who names none. Drafts
+come from a layer of the model where it has one, else from text that repeats itself. Flags that the
+user gives win, so only those that are missing are added.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from oscar_zoo.artifact import specs
 from oscar_zoo.artifact.formats import RotationSet
@@ -14,13 +21,25 @@ from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import refusals, sizing
 from oscar_zoo.engines.sglang.launch import preflight
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.launch.preflight import ServerDemand
+from oscar_zoo.engines.sglang.launch.user_flags import (
+    ALGORITHM,
+    DRAFT_MODEL,
+    Flag,
+    UserFlags,
+    check_flags,
+    needs_gpu,
+)
+from oscar_zoo.engines.sglang.refusals import BRANCHES, BREADTH
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags, check_heads
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, check_cache
-from oscar_zoo.observer import Observer
+from oscar_zoo.models.model_hub import kept_config
+from oscar_zoo.models.other_layers import UNTRIED, MtpLayers, kept_by_others, mtp_layers
+from oscar_zoo.models.weight_files import stored_names
+from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.recipe import serving_recipe
@@ -28,17 +47,10 @@ from oscar_zoo.registry.targets import ModelChoice, parse_model
 from oscar_zoo.serving.params import ServeParams
 
 
-@dataclass(frozen=True)
+@dataclass
 class ArtifactModel:
-    """The model that an artifact runs with; the two are known to fit.
-
-    Attributes:
-        choice: the model.
-        geometry: of the model, where it is known.
-        recipe: the serving recipe in force: the artifact's, else the zoo's or the default for the
-            model.
-        config: the `config.json` of a model in a folder, read when the model was looked at.
-    """
+    """The model that an artifact runs with; the two are known to fit. The recipe is that of the
+    artifact, else of the zoo or the default for the model; a model in a folder has a `config`."""
 
     choice: ModelChoice
     geometry: Geometry | None
@@ -53,7 +65,7 @@ class ArtifactModel:
             check_served(choice)
             known = choice.recipe.geometry if choice.recipe else None
             return ArtifactModel.with_geometry(artifact, choice, known)
-        from oscar_zoo.models.folder_geometry import geometry_of_folder
+        from oscar_zoo.models.config_file import geometry_of_folder
 
         config = preflight.check_folder(folder, choice.model_id)
         geometry = geometry_of_folder(folder, choice.model_id, config)
@@ -77,16 +89,36 @@ class ArtifactModel:
             )
         return ArtifactModel(choice, geometry, serving_recipe(choice.recipe, geometry))
 
+    def demand(self, device: str, gpu: int, tensor_parallel: int, flags: SizeFlags) -> ServerDemand:
+        assert self.geometry is not None, "the callers look at it"
+        weights, kind = stored_weights_of(self.choice, self.config)
+        gpus = sizing.Layout.of_flags(flags, tp=tensor_parallel).gpus
+        return ServerDemand(
+            model=self.choice.name,
+            geometry=self.geometry,
+            windows=self.recipe.windows,
+            weights=weights,
+            itemsize=None if kind is None else ITEMSIZES.get(kind, 2),
+            device=device,
+            gpu=gpu,
+            tensor_parallel=tensor_parallel,
+            flags=flags,
+            memory=sizing.gpu_memory(gpu, gpus) if device == "cuda" else None,
+        )
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(kw_only=True)
 class Prepared(ArtifactModel):
     """What is to be served, on `device`, `cpu` or `cuda`, from its GPU number `gpu` on;
-    `tensor_parallel` ranks share the model, each on a GPU or a part of the CPU."""
+    `tensor_parallel` ranks share the model, each on a GPU or a part of the CPU. The flags are those
+    of the user behind those for drafts, and `drafts` says what was chosen and why."""
 
     artifact: Artifact
     device: str
     gpu: int
     tensor_parallel: int
+    flags: UserFlags
+    drafts: str | None = None
 
     @property
     def model(self) -> str:
@@ -94,15 +126,22 @@ class Prepared(ArtifactModel):
         folder = Path(self.choice.source)
         return str(folder.absolute()) if folder.is_dir() else self.choice.source
 
-    @property
-    def name(self) -> str:
-        """How the server calls the artifact to those who ask."""
-        return _printable(f"{self.artifact.label}@{self.artifact.verified.digest}")
-
-    @property
-    def served_name(self) -> str:
-        """What requests call the model."""
-        return _printable(self.choice.model_id)
+    def options(self, params: ServeParams) -> dict[str, Any]:
+        """The fields of `ServeOptions`; names have no character that could break a line of a log or
+        of an answer."""
+        label = f"{self.artifact.label}@{self.artifact.verified.digest}"
+        return {
+            "model": self.model,
+            "revision": params.revision,
+            "recipe": self.recipe,
+            "device": self.device,
+            "gpu": self.gpu,
+            "tensor_parallel": self.tensor_parallel,
+            "port": params.port,
+            "name": "".join(filter(str.isprintable, label)),
+            "served_name": "".join(filter(str.isprintable, self.choice.model_id)),
+            "flags": self.flags,
+        }
 
 
 def prepare(
@@ -113,9 +152,9 @@ def prepare(
     gpu: int,
     observer: Observer,
 ) -> Prepared:
-    """Choose model (`None` is the artifact's base model), recipe and number of GPUs, and refuse
-    what does not go together or does not fit. Memory and number of GPUs are not those of this
-    machine where the command is only printed."""
+    """Choose model (`None` is the artifact's base model), recipe, number of GPUs and drafts, and
+    refuse what does not go together or does not fit. A command that is only printed may run on
+    another machine."""
     flags = UserFlags(params.flags)
     size = flags.sizes()
     with hardware.one_look():
@@ -126,27 +165,28 @@ def prepare(
         if parallel is None:
             elsewhere = params.print_only and params.device is not None
             parallel = _usual_gpus(choice, gpu, all_here=elsewhere) if device == "cuda" else 1
-        _check_heads(choice.name, fitting.geometry, device, size, parallel)
         prepared = Prepared(
-            choice,
-            fitting.geometry,
-            fitting.recipe.override(clip=params.clip),
-            fitting.config,
+            **vars(fitting) | {"recipe": fitting.recipe.override(clip=params.clip)},
             artifact=artifact,
             device=device,
             gpu=gpu,
             tensor_parallel=parallel,
+            flags=flags,
         )
-        _check_groups(prepared, flags)
-        if not params.print_only:
-            _check_memory(prepared, size)
+        geometry = fitting.geometry
+        if geometry is not None:
+            _check_heads(choice.name, geometry, device, size, parallel)
+            _check_groups(prepared, geometry)
+            if not params.print_only:  # on this machine
+                free = preflight.free_memory(device, gpu, parallel)
+                preflight.check_memory(prepared.demand(device, gpu, parallel, size), free)
+    _choose_drafts(params, prepared, observer)
     return prepared
 
 
 def model_for(
     artifact: Artifact, model: ModelChoice | None, observer: Observer, *, again: str
 ) -> ModelChoice:
-    """The model to run with `artifact`: `model` if it is given, else the artifact's base model."""
     known = model or artifact.asked_by
     if known is not None:
         return known
@@ -200,39 +240,21 @@ def check_asked_gpus(choice: ModelChoice | None, device: str, flags: SizeFlags) 
         _check_heads(choice.name, known.geometry, device, flags, flags.tensor_parallel)
 
 
-def _check_groups(prepared: Prepared, flags: UserFlags) -> None:
+def _check_heads(
+    name: str, geometry: Geometry, device: str, flags: SizeFlags, parallel: int
+) -> None:
+    if device == "cuda":
+        layout = sizing.Layout.of_flags(flags, tp=parallel)
+        check_heads(name, geometry, layout, option="-- --tp={}")
+
+
+def _check_groups(prepared: Prepared, geometry: Geometry) -> None:
     """Refuse groups that rows of the cache cannot be cut into, of the recipe or of the user's
     flags, before a server finds out."""
-    if prepared.geometry is None:
-        return
-    option = OPTIONS["group_size"]
-    given = flags.text(*option.names)
+    option, name = OPTIONS["group_size"], prepared.choice.name
+    given = prepared.flags.text(*option.names)
     size = prepared.recipe.group_size if given is None else option.parse(given, option.flag)
-    specs.check_groups(
-        prepared.geometry.head_dims, size, prepared.choice.name, option=f"-- {option.flag}={{}}"
-    )
-
-
-def _check_memory(prepared: Prepared, flags: SizeFlags) -> None:
-    """Refuse a server that cannot fit on its devices, which are of this machine."""
-    if prepared.geometry is None:
-        return
-    device, gpu, parallel = prepared.device, prepared.gpu, prepared.tensor_parallel
-    weights, kind = stored_weights_of(prepared.choice, prepared.config)
-    gpus = sizing.Layout.of_flags(flags, tp=parallel).gpus
-    demand = preflight.ServerDemand(
-        model=prepared.choice.name,
-        geometry=prepared.geometry,
-        windows=prepared.recipe.windows,
-        weights=weights,
-        itemsize=None if kind is None else ITEMSIZES.get(kind, 2),
-        device=device,
-        gpu=gpu,
-        tensor_parallel=parallel,
-        flags=flags,
-        memory=sizing.gpu_memory(gpu, gpus) if device == "cuda" else None,
-    )
-    preflight.check_memory(demand, preflight.free_memory(device, gpu, parallel))
+    specs.check_groups(geometry.head_dims, size, name, option=f"-- {option.flag}={{}}")
 
 
 def stored_weights_of(
@@ -270,14 +292,6 @@ def model_argument(model: str) -> str:
     return quote(text if text.startswith(("/", "./", "../")) else f"./{text}")
 
 
-def _check_heads(
-    name: str, geometry: Geometry | None, device: str, flags: SizeFlags, parallel: int
-) -> None:
-    if device == "cuda" and geometry is not None:
-        layout = sizing.Layout.of_flags(flags, tp=parallel)
-        check_heads(name, geometry, layout, option="-- --tp={}")
-
-
 def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
     """The number of GPUs that the zoo starts this model on; unless `all_here`, halved until this
     machine has as many."""
@@ -288,6 +302,187 @@ def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
     return usual
 
 
-def _printable(text: str) -> str:
-    """`text` without characters that could break a line of a log or of an answer."""
-    return "".join(character for character in text if character.isprintable())
+Kind = Literal["mtp", "ngram"]
+Wish = Literal["auto", "mtp", "ngram"]
+OPTION = "--drafts"
+STEPS, TOKENS = "--speculative-num-steps", "--speculative-num-draft-tokens"
+ALGORITHMS: dict[Kind, str] = {"mtp": "NEXTN", "ngram": "NGRAM"}
+"""SGLang's names."""
+MTP_STEPS = 3
+"""Tokens that a layer of the model guesses in front of a step, where the zoo does not say it.
+SGLang chooses as many."""
+NGRAM_TOKENS = 8
+"""Tokens that a step verifies with a table of n-grams: one that is known, and seven guesses."""
+ATTENTION = "--speculative-draft-attention-backend"
+MTP_ATTENTION = "triton"
+"""SGLang's attention for the layer that drafts. FlashInfer, which drafts of a model have where no
+flag says otherwise, is compiled for each shape at the first start, which takes minutes."""
+SOURCES: dict[Kind, str] = {
+    "mtp": "the model's own layer (MTP)",
+    "ngram": "text that repeats itself (n-grams)",
+}
+
+
+def check_wish(wish: Wish | None, flags: UserFlags, device: str) -> None:
+    """Refuse what can be refused before the model is known: flags alone, and `--drafts` beside
+    flags that contradict it; `wish` is its value, or `None` without it."""
+    check_flags(flags, device)
+    if wish is None:
+        return
+    if device == "cpu":
+        raise needs_gpu(OPTION)
+    algorithm, model = flags.last(ALGORITHM), flags.text(*DRAFT_MODEL)
+    if algorithm is None:
+        if model is not None:
+            raise UsageError(
+                f"{OPTION} chooses drafts without a draft model, and {DRAFT_MODEL[0]} names one.",
+                hint=f"leave out one of the two; with a draft model, name its {ALGORITHM}",
+            )
+        check_flags(flags.after(f"{ALGORITHM}=NGRAM"), device)
+        return
+    if wish != "auto" and (_algorithm(algorithm) != ALGORITHMS[wish] or model is not None):
+        raise UsageError(
+            f"{OPTION}={wish} and {ALGORITHM}={_algorithm(algorithm)} contradict each other.",
+            hint="leave out one of the two",
+        )
+
+
+def _choose_drafts(params: ServeParams, prepared: Prepared, observer: Observer) -> None:
+    """Put the flags for what `--drafts` asks for into `prepared`; one note says what was chosen and
+    why. Drafts that the flags of the user name, which win, are checked with and without
+    `--drafts`."""
+    wish, revision = params.drafts, params.revision
+    asked = prepared.flags.last(ALGORITHM)
+    if asked is None and wish is None:
+        return
+    config = prepared.config or ConfigFile.kept(prepared.choice.source, revision)
+    if asked is not None:
+        _check_named(prepared, config, revision)
+        if wish is None:
+            return
+        prepared.drafts = f"as {ALGORITHM}={asked.value} says; {OPTION} adds no flags"
+    elif wish is not None:
+        _choose(wish, prepared, config, revision)
+    observer.note(Note("serve.drafts", f"Drafts: {prepared.drafts}", kind="step"))
+
+
+def _choose(
+    wish: Wish, prepared: Prepared, config: ConfigFile | None, revision: str | None
+) -> None:
+    others = _others(prepared, config)
+    found = _own_layers(prepared, config, revision)
+    if wish == "mtp" and found.state in ("missing", "unknown"):
+        raise UnsupportedModel(
+            f"{OPTION}=mtp does not work with {prepared.choice.name}: {found.why}.",
+            hint=f"drafts without such a layer: {OPTION}=ngram",
+        )
+    kind: Kind = "mtp" if wish == "mtp" or (wish, found.state) == ("auto", "known") else "ngram"
+    if kind == "mtp":
+        known = prepared.choice.recipe.drafts if prepared.choice.recipe else None
+        words, guesses = mtp_words(prepared.flags, known.steps if known else MTP_STEPS)
+    else:
+        words, guesses = ngram_words(prepared.flags, chain=others is not None)
+    prepared.flags = prepared.flags.after(*words)
+    check_flags(prepared.flags, prepared.device)
+    _check_layers(prepared.flags, others)
+    why = f"{OPTION}={wish}" if wish == kind else f"because {found.why}"
+    prepared.drafts = f"up to {guesses} tokens a step from {SOURCES[kind]}, {why}"
+
+
+def mtp_words(flags: UserFlags, steps: int) -> tuple[tuple[str, ...], int]:
+    """The missing flags for a chain of drafts from layers of the model itself, and how many tokens
+    are guessed in front of a step: `steps`, unless `flags` say it."""
+    told = {name: flags.last(name) for name in (STEPS, BRANCHES, TOKENS)}
+    if _number(told[BRANCHES], 1) > 1 and None in (told[STEPS], told[TOKENS]):
+        raise UsageError(
+            f"{BRANCHES} makes a tree of drafts, whose size {OPTION} does not choose.",
+            hint=f"add {STEPS} and {TOKENS}, or leave {BRANCHES} out",
+        )
+    tokens = _number(told[TOKENS], steps + 1, least=2)
+    steps = _number(told[STEPS], tokens - 1)
+    wanted = {
+        ALGORITHM: ALGORITHMS["mtp"],
+        STEPS: str(steps),
+        BRANCHES: "1",
+        TOKENS: str(steps + 1),
+        ATTENTION: MTP_ATTENTION,
+    }
+    return _missing(wanted, flags), steps
+
+
+def ngram_words(flags: UserFlags, *, chain: bool) -> tuple[tuple[str, ...], int]:
+    """The missing flags for drafts from text that repeats itself, and how many tokens are guessed
+    in front of a step; with `chain` they must be no tree."""
+    tokens = _number(flags.last(TOKENS), NGRAM_TOKENS, least=2)
+    wanted = {ALGORITHM: ALGORITHMS["ngram"], TOKENS: str(tokens)}
+    return _missing(wanted | ({BREADTH: "1"} if chain else {}), flags), tokens - 1
+
+
+def _missing(wanted: dict[str, str], flags: UserFlags) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in wanted.items() if flags.last(name) is None)
+
+
+def _algorithm(flag: Flag) -> str:
+    return (flag.value or "").upper()
+
+
+def _number(flag: Flag | None, usual: int, *, least: int = 1) -> int:
+    if flag is None:
+        return usual
+    text = flag.value or ""
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise UsageError(f"{flag.name} {text!r} is no whole number from {least} on.")
+    return int(text)
+
+
+def _own_layers(prepared: Prepared, config: ConfigFile | None, revision: str | None) -> MtpLayers:
+    """What is known of the layers of the model that guess later tokens. Weights on this machine
+    decide, then the zoo, then `config.json`."""
+    source, recipe = prepared.choice.source, prepared.choice.recipe
+    folder = Path(source) if Path(source).is_dir() else kept_config(source, revision)
+    names = None if folder is None else stored_names(folder)
+    if names is None and recipe is not None and recipe.drafts is not None:
+        return MtpLayers("known", "the zoo knows of one")
+    if config is None:
+        known = recipe is not None and recipe.model_type not in UNTRIED
+        return MtpLayers(
+            "missing" if known else "unknown",
+            "the zoo knows of no MTP layer" if known else "nothing is known of such a layer",
+        )
+    return mtp_layers(config, names)
+
+
+def _others(prepared: Prepared, config: ConfigFile | None) -> str | None:
+    """What layers without full attention keep; where unknown, as models that verify chains."""
+    text = config.get_text_config() if config else prepared.choice.recipe
+    if text is None or prepared.geometry is None:
+        return "states"
+    return kept_by_others(text, prepared.geometry)
+
+
+def _check_named(prepared: Prepared, config: ConfigFile | None, revision: str | None) -> None:
+    """Refuse a layer that the model is known not to have, and trees that the flags of the user ask
+    for, where it is known that the other layers of the model verify chains alone. How many branches
+    SGLang takes by itself differs from one model and release to the next, so then its workers
+    check."""
+    flags, algorithm = prepared.flags, str(prepared.flags.text(ALGORITHM)).upper()
+    if algorithm == "NEXTN" and flags.text(*DRAFT_MODEL) is None:
+        found = _own_layers(prepared, config, revision)
+        if found.state == "missing":  # before its server loads it
+            without = f"{ALGORITHM}=NGRAM, or a model: {DRAFT_MODEL[0]}"
+            raise UnsupportedModel(
+                f"{ALGORITHM}=NEXTN does not work with {prepared.choice.name}: {found.why}.",
+                hint=f"drafts without such a layer: {without}",
+            )
+    if config is None or (algorithm != "NGRAM" and flags.last(BRANCHES) is None):
+        return
+    _check_layers(flags, _others(prepared, config) if prepared.geometry else None)
+
+
+def _check_layers(flags: UserFlags, others: str | None) -> None:
+    config = SimpleNamespace(speculative_algorithm=flags.text(ALGORITHM))
+    for name in (BREADTH, BRANCHES):
+        flag = flags.last(name)
+        text = flag.value if flag else None
+        setattr(config, name[2:].replace("-", "_"), 1 if text == "1" else text)
+    refusals.check_layers(config, others)

@@ -18,11 +18,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
+
+from pydantic import Field, TypeAdapter, computed_field
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.durable import make_folders, replace_file, storage_errors
+from oscar_zoo.artifact.outcome import HIDDEN, says
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.front.access import WILDCARDS, is_loopback
 from oscar_zoo.engines.sglang.launch import plan
@@ -40,28 +43,25 @@ MADE = "oscar-zoo-"
 """Beginning of a key that we made, by which people recognise it."""
 
 
+Port = Annotated[int, Field(ge=0)]
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+
 @dataclass(frozen=True)
 class End:
-    """How a server ended that nobody stopped; times are UTC.
+    """How a server ended that nobody stopped."""
 
-    Attributes:
-        cause: why, in one line without a full stop.
-        noticed: when it was seen that it had ended.
-        at: when it ended; `None` when nobody was there to see it.
-        exit_status: of the engine's process, negative for a signal; `None` when nobody knows it.
-        last_sign: where nobody saw its end, when it wrote to its log for the last time, or was
-            started.
-    """
-
-    cause: str
-    noticed: str
-    at: str | None = None
-    exit_status: int | None = None
-    last_sign: str | None = None
+    cause: Annotated[str, says("Why it ended.")]
+    noticed: Annotated[Time, says("When it was seen that it had ended, in UTC.")]
+    at: Annotated[
+        Time | None,
+        says("When it ended, in UTC; null where nobody saw it.", serialization_alias="ended"),
+    ] = None
+    exit_status: Annotated[int | None, says("Of the engine; negative for a signal.")] = None
+    last_sign: Annotated[Time | None, says("Its last log line, where nobody saw its end.")] = None
 
     @property
     def told(self) -> str:
-        """When, with which status and why, to stand behind "ended"."""
         if self.at is not None:
             time = f"at {_second(self.at)} UTC"
         elif self.last_sign is not None:
@@ -75,64 +75,44 @@ class End:
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """One server.
+    """A server that runs, or that ended by itself where it has an end."""
 
-    Attributes:
-        process: the one that supervises the server.
-        url: of its API, `http://HOST:PORT/v1`.
-        model: the id that requests name.
-        artifact: the label of the served artifact.
-        log: the file of the engine.
-        since: when it was started, UTC.
-        state: what it is doing, or did last.
-        end: how it ended; `None` while it runs.
-    """
-
-    process: Process
-    port: int
-    url: str
-    model: str
-    artifact: str
-    log: str
-    since: str
+    process: Annotated[Process, *HIDDEN]
+    """The one that supervises the server."""
+    port: Port
+    url: Annotated[str, says("Of its API.")]
+    model: Annotated[str, says("The id that requests name.", serialization_alias="model_id")]
+    artifact: Annotated[str, says("The artifact that is served.")]
+    log: Annotated[str, says("What the engine prints.")]
+    since: Annotated[Time, says("When it was started, in UTC.")]
     state: State
-    end: End | None = None
+    end: Annotated[End | None, *HIDDEN] = None
+
+    @computed_field(description="Of the process that supervises the server.")
+    def pid(self) -> int:
+        return self.process.pid
+
+    @computed_field(description="Since then.")  # type: ignore[prop-decorator]
+    @property
+    def seconds(self) -> int:
+        return round(_seconds_since(self.since))
 
     @classmethod
     def of_this_process(
         cls, *, host: str, port: int, model: str, artifact: str, log: Path
     ) -> ServerRecord:
-        """The record of a server that this process starts now."""
         me = Process.of(os.getpid())
         assert me is not None, "this process runs"
         url = f"{plan.url(host, port)}/v1"
         return cls(me, port, url, model, artifact, str(log), now(), "starting")
 
-    @classmethod
-    def parse(cls, data: bytes) -> ServerRecord:
-        """Read a record from the bytes of its file; raises `ValueError` when they hold none."""
-        try:
-            value = dict(json.loads(data))
-            end = value.get("end")
-            parts = {"process": Process(**value["process"]), "end": end and End(**end)}
-            return cls(**(value | parts))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a record of a server: {error}") from None
-
     @property
     def path(self) -> Path:
-        """Its file."""
         return folder() / f"{self.port}-{self.process.pid}.json"
 
     @property
     def key_file(self) -> Path:
-        """Where the key of clients lies, if the server asks for one."""
         return self.path.with_suffix(KEY)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since its start."""
-        return _seconds_since(self.since)
 
     @property
     def last_sign(self) -> str:
@@ -150,8 +130,10 @@ class ServerRecord:
         return name.casefold() in {str(self.port), *known}
 
 
+_RECORD = TypeAdapter(ServerRecord)
+
+
 def folder() -> Path:
-    """The folder of the records."""
     return paths.state_dir() / "servers"
 
 
@@ -169,8 +151,7 @@ def ended(name: str | None = None) -> list[ServerRecord]:
 
 def last_ended(name: str | None) -> ServerRecord | None:
     """The record of the server that ended last, of those that `name` means."""
-    gone = ended(name)
-    return max(gone, key=lambda one: one.end.noticed if one.end else "", default=None)
+    return max(ended(name), key=lambda one: one.end.noticed if one.end else "", default=None)
 
 
 def find(name: str | None, command: str) -> ServerRecord:
@@ -186,9 +167,8 @@ def find(name: str | None, command: str) -> ServerRecord:
         )
     last = last_ended(name)
     if last is not None:
-        raise ServerNotFound(
-            f"{'; '.join(map(told, ended(name)))}.", hint=f"its log: oscar-zoo logs {last.port}"
-        )
+        said = "; ".join(map(told, ended(name)))
+        raise ServerNotFound(f"{said}.", hint=f"its log: oscar-zoo logs {last.port}")
     if not all_of_them:
         raise ServerNotFound(
             "no server of yours runs here.", hint="start one: oscar-zoo serve NAME"
@@ -200,7 +180,6 @@ def find(name: str | None, command: str) -> ServerRecord:
 
 
 def told(record: ServerRecord) -> str:
-    """How a server ended, in one line without a full stop."""
     assert record.end is not None, "only of a server that ended"
     return f"{record.model} on port {record.port} ended {record.end.told}"
 
@@ -212,11 +191,11 @@ def forget(record: ServerRecord) -> None:
         record.path.unlink()
 
 
-@dataclass
 class Entry:
     """A record whose changes go to its file."""
 
-    record: ServerRecord
+    def __init__(self, record: ServerRecord) -> None:
+        self.record = record
 
     def change(self, **changes: Any) -> None:
         """Change values of the record; when the disk is full, the file keeps the old ones."""
@@ -258,16 +237,24 @@ def registered(record: ServerRecord) -> Iterator[Entry]:
 
 
 def _all_here() -> list[ServerRecord]:
-    """Every record of this machine, sorted by port; those that were told for long enough go."""
+    """Every record of this machine, sorted by port; those that were told for long enough go, and
+    the end of a process that is gone is written into its record."""
     found = []
     for path in sorted(folder().glob("*.json")):
         record = _read(path)
         if record is None or record.process.elsewhere:
             continue
         if record.end is None and not record.process.alive:
-            record = _notice_end(path)
-        if record is None:
-            continue
+            record = _read(path)  # again: its last act is to remove it, or to write the end into it
+            if record is None:
+                continue
+        if record.end is None and not record.process.alive:
+            killed = "the process that supervised it was killed"
+            cause = killed if record.process.this_boot else "the machine was restarted"
+            record = replace(record, end=End(cause, now(), last_sign=record.last_sign))
+            _forget_keys(path)
+            with contextlib.suppress(OSError):
+                _write(record)
         if record.end and _seconds_since(record.end.noticed) > KEPT_SECONDS:
             forget(record)
         else:
@@ -278,23 +265,9 @@ def _all_here() -> list[ServerRecord]:
 def _read(path: Path) -> ServerRecord | None:
     """The record in `path`; `None` when it is being removed, or another version wrote it."""
     try:
-        return ServerRecord.parse(path.read_bytes())
+        return _RECORD.validate_json(path.read_bytes())
     except (OSError, ValueError):
         return None
-
-
-def _notice_end(path: Path) -> ServerRecord | None:
-    """The record of a process that is gone, with its end in it; `None` when it removed it."""
-    record = _read(path)  # again: its last act is to remove it, or to write the end into it
-    if record is None or record.end is not None:
-        return record
-    killed = "the process that supervised it was killed"
-    cause = killed if record.process.this_boot else "the machine was restarted"
-    record = replace(record, end=End(cause, noticed=now(), last_sign=record.last_sign))
-    _forget_keys(path)
-    with contextlib.suppress(OSError):
-        _write(record)
-    return record
 
 
 def _forget_keys(path: Path) -> None:
@@ -359,7 +332,6 @@ def key_for(expose: str | None, path: Path | None, *, make: bool = False) -> str
 
 
 def read_key(path: Path) -> str:
-    """The API key in the file `path`."""
     if not path.is_file():
         raise PathNotFound.for_path(path, "key file")
     key = path.read_text("utf-8").strip()

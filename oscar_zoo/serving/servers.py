@@ -7,84 +7,55 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Literal, TypeVar
+from typing import IO, Annotated, Literal
 
 from pydantic import Field
 
-from oscar_zoo.artifact.outcome import HIDDEN, says
+from oscar_zoo.artifact.outcome import says
 from oscar_zoo.engines.sglang.launch.plan import check_port_free, next_free_port
 from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS, GRACE_SECONDS
 from oscar_zoo.errors import PortInUse, ServerFailed, ServerNotFound, UsageError
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.serving import records
 from oscar_zoo.serving.params import ON_A_TERMINAL, LogsParams, StopParams
-from oscar_zoo.serving.records import ServerRecord
+from oscar_zoo.serving.records import End, Port, ServerRecord, Time
 
 POLL_SECONDS = 0.5
 LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
 """Seconds after which a server should be gone: its requests drain, then it has a grace period."""
-R = TypeVar("R", "RunningRow", "EndedServer")
-Port = Annotated[int, Field(ge=0)]
-Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
-@dataclass(frozen=True)
-class RunningRow:
-    """A server that runs."""
-
-    port: Port
-    model_id: Annotated[str, says("The id that requests name.")]
-    artifact: Annotated[str, says("The artifact that is served.")]
-    url: Annotated[str, says("Of its API.")]
-    state: records.State
-    pid: Annotated[int, says("Of the process that supervises the server.", ge=0)]
-    since: Annotated[Time, says("When it was started, in UTC.")]
-    seconds: Annotated[int, says("Since then.", ge=0)]
-    log: Annotated[str, says("What the engine prints.")]
-
-
-@dataclass(frozen=True)
-class EndedServer:
-    """A server that ended by itself."""
-
+@dataclass(frozen=True, kw_only=True)
+class EndedServer(End):
     port: Port
     model_id: Annotated[str, says("The id that requests named.")]
     artifact: Annotated[str, says("The artifact that was served.")]
     since: Annotated[Time, says("When it was started, in UTC.")]
-    ended: Annotated[Time | None, says("When it ended, in UTC; null where nobody saw it.")]
-    last_sign: Annotated[
-        Time | None, says("Where nobody saw its end: its last log line or its start, in UTC.")
-    ]
-    noticed: Annotated[Time, says("When it was seen that it had ended, in UTC.")]
-    exit_status: Annotated[
-        int | None, says("Of the engine, negative for a signal; null where nobody knows it.")
-    ]
-    cause: Annotated[str, says("Why it ended.")]
     log: Annotated[str, says("What the engine printed.")]
-    how: Annotated[str, *HIDDEN]
-    """When, with which status and why, to stand behind "ended"."""
+
+    @classmethod
+    def of(cls, record: ServerRecord) -> EndedServer:
+        names = ("port", "artifact", "since", "log")
+        known = {name: getattr(record, name) for name in names}
+        return cls(**vars(record.end), **known, model_id=record.model)
 
 
 @dataclass(frozen=True)
 class PsReport:
     """What oscar-zoo ps prints."""
 
-    servers: tuple[RunningRow, ...]
-    ended: Annotated[
-        tuple[EndedServer, ...], says("Servers that nobody stopped, for up to three days.")
-    ]
+    servers: tuple[ServerRecord, ...]
+    ended: Annotated[tuple[EndedServer, ...], says("For three days, unless stopped.")]
     schema: Literal["oscar-zoo.ps/1"] = "oscar-zoo.ps/1"
 
 
 @dataclass(frozen=True)
 class StoppedServer:
-    """A server that was stopped."""
-
     port: Port
     model_id: Annotated[str, says("The id that requests named.")]
-    pid: Annotated[int, says("Of the process that supervised the server.", ge=0)]
+    pid: Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -92,10 +63,7 @@ class StopReport:
     """What oscar-zoo stop prints when the server is gone, or had ended before."""
 
     stopped: Annotated[StoppedServer | None, says("Null where it had ended by itself.")]
-    forgotten: Annotated[
-        tuple[EndedServer, ...],
-        says("Those it named that had ended by themselves; ps tells of them no more."),
-    ] = ()
+    forgotten: Annotated[tuple[EndedServer, ...], says("Those that had ended before.")] = ()
     schema: Literal["oscar-zoo.stop/1"] = "oscar-zoo.stop/1"
 
 
@@ -110,20 +78,7 @@ class LogsReport:
 
 
 def ps() -> PsReport:
-    """The servers that run here, and those that ended by themselves."""
-    return PsReport(
-        tuple(_row(RunningRow, one) for one in records.running()),
-        tuple(_row(EndedServer, one) for one in records.ended()),
-    )
-
-
-def _row(kind: type[R], record: ServerRecord) -> R:
-    """What a row of this kind has of a server, by the names of its fields."""
-    known = {**vars(record), "model_id": record.model, "pid": record.process.pid}
-    known["seconds"] = round(record.seconds)
-    if record.end is not None:
-        known |= {**vars(record.end), "ended": record.end.at, "how": record.end.told}
-    return kind(**{field.name: known[field.name] for field in fields(kind)})
+    return PsReport(tuple(records.running()), tuple(map(EndedServer.of, records.ended())))
 
 
 def stop(params: StopParams, observer: Observer = SILENT) -> StopReport:
@@ -137,7 +92,7 @@ def stop(params: StopParams, observer: Observer = SILENT) -> StopReport:
             raise
         for one in gone:
             records.forget(one)
-        return StopReport(None, tuple(_row(EndedServer, one) for one in gone))
+        return StopReport(None, tuple(map(EndedServer.of, gone)))
     ready = record.state == "ready"
     record.process.send(signal.SIGINT if params.now and ready else signal.SIGTERM)
     what = (
@@ -159,17 +114,21 @@ def stop(params: StopParams, observer: Observer = SILENT) -> StopReport:
 
 
 def logs(params: LogsParams, observer: Observer = SILENT) -> LogsReport:
-    """The end of a server's log, or all of it, and what is written later."""
-    usual = ON_A_TERMINAL if sys.stdout.isatty() else None
-    number = usual if params.lines is None else _number_of_lines(params.lines)
+    number = ON_A_TERMINAL if params.lines is None and sys.stdout.isatty() else None
+    if params.lines not in (None, "all"):
+        number = int(params.lines) if str(params.lines).isdecimal() else 0
+        if number < 1:
+            raise UsageError(
+                f"--lines {params.lines!r} is no number of lines.",
+                hint="a number from 1 on, or all",
+            )
     log, record = log_of(params.name)
-    ended = _row(EndedServer, record) if record is not None and record.end is not None else None
+    ended = EndedServer.of(record) if record is not None and record.end is not None else None
     alive = (lambda: record.process.alive) if params.follow and record is not None else None
     return LogsReport(str(log), ended, read_log(log, lines=number, follow=alive))
 
 
 def serve_log(port: int) -> Path:
-    """The log of the server on `port`."""
     from oscar_zoo.engines.sglang.launch.starting import log_file  # imports numpy
 
     return log_file(f"serve-{port}")
@@ -223,18 +182,7 @@ def check_port(host: str, port: int, again: Callable[[str], str]) -> None:
     check_port_free(host, port, again=other)
 
 
-def _number_of_lines(text: str) -> int | None:
-    if text == "all":
-        return None
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise UsageError(
-            f"--lines {text!r} is no number of lines.", hint="a number from 1 on, or all"
-        )
-    return int(text)
-
-
 def _newest_log() -> int | None:
-    """The port of the log that was written last, or `None` when there is no log."""
     logs = serve_log(0).parent.glob("serve-*.log")
     ports = {path.stem.removeprefix("serve-"): path.stat().st_mtime for path in logs}
     newest = max(filter(str.isdecimal, ports), key=ports.__getitem__, default=None)

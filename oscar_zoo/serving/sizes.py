@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from oscar_zoo.errors import UsageError
 
@@ -27,21 +26,15 @@ def _bytes(text: str, option: str, step: int) -> int:
     return round(float(match[1]) * units[match[2]])
 
 
-class GivenGpu(NamedTuple):
-    """Bytes of one GPU, how they were read in words, and how many GPUs, where that is said."""
-
-    memory: int
-    source: str
-    gpus: int | None
-
-
-def given_gpu(memory: int | str | None, gpu: str | None, gpus: int | None) -> GivenGpu:
-    """What exactly one of `--memory` and `--gpu` says, and `--tp` or a name such as `2xH100`; a
-    number is bytes."""
+def given_gpu(
+    memory: int | str | None, gpu: str | None, gpus: int | None
+) -> tuple[int, str, int | None]:
+    """What exactly one of `--memory` and `--gpu` says, and `--tp` or a name such as `2xH100`: bytes
+    of one GPU, how they were read in words, and how many GPUs, where that is said."""
     if isinstance(memory, int) and gpu is None:
-        return GivenGpu(memory, "as given", gpus)
+        return memory, "as given", gpus
     if isinstance(memory, str) and gpu is None:
-        return GivenGpu(parse_memory(memory, "--memory"), _read_as(memory), gpus)
+        return parse_memory(memory, "--memory"), _read_as(memory), gpus
     if gpu is None or memory is not None:
         raise UsageError(
             "--memory and --gpu exclude each other." if gpu else "give one of --memory and --gpu.",
@@ -56,7 +49,7 @@ def given_gpu(memory: int | str | None, gpu: str | None, gpus: int | None) -> Gi
             f"the number of GPUs cannot be {' and '.join(map(str, sorted(numbers)))}.",
             hint=f"--gpu {name!r} --tp {max(numbers) or 1}",
         )
-    return GivenGpu(*_card(name or gpu), next(iter(numbers), 1))
+    return *_card(name or gpu), next(iter(numbers), 1)
 
 
 _SIZE = re.compile(r"[0-9.]+\s*(?P<unit>[KMGT]i?B?)?", re.IGNORECASE)

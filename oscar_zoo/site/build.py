@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,11 +14,11 @@ import numpy as np
 from pydantic import Field
 
 from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.durable import check_folder
 from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import SUFFIX as ROTATION
 from oscar_zoo.artifact.outcome import says
-from oscar_zoo.artifact.output_files import check_folder
 from oscar_zoo.artifact.pairing import PairSide, assign, role_of_name
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData, Spectra, Spectrum
@@ -34,8 +34,7 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.lookup import look
 from oscar_zoo.registry.view import HubView
-from oscar_zoo.serving.memory import Needs, needs_of_manifest, needs_of_recipe
-from oscar_zoo.site.facts import Unreachable
+from oscar_zoo.site.facts import Unreachable, needs_of_entry
 from oscar_zoo.site.pages import INDEX, Exhibit, pages_of
 from oscar_zoo.site.params import SiteParams
 
@@ -133,11 +132,22 @@ def _place(staged: Path, target: Path) -> None:
 
 
 def _exhibit(entry: Entry, views: Sequence[HubView]) -> Exhibit:
-    needs = _needs(entry)
-    folders = list(_folders(entry, views))
+    # A hub on the network is not asked for payload.
+    folders = [
+        view.hub.root / entry.id.model / entry.id.tag
+        for view in views
+        if view.hub.name in entry.hubs and isinstance(view.hub, LocalHub)
+    ]
+    needs, kinds = needs_of_entry(entry), dict[int, tuple[Cache, ...]]()
+    if needs is not None:
+        with contextlib.suppress(ValueError):  # the INT2 cache does not take the heads
+            kinds = {
+                gpus: caches(needs.geometry, needs.serving, Layout(tp=gpus), needs.other)
+                for gpus in _GPUS
+            }
     return Exhibit(
         entry=entry,
-        caches=_caches(needs) if needs else {},
+        caches=kinds,
         weights=needs.weights.nbytes if needs and needs.weights else None,
         gpus=needs.gpus if needs and needs.gpus in _GPUS else 1,
         divided=needs is not None and needs.other != OtherLayers(),
@@ -145,31 +155,6 @@ def _exhibit(entry: Entry, views: Sequence[HubView]) -> Exhibit:
         report=_report(folders),
         spectra=_spectra(folders),
     )
-
-
-def _needs(entry: Entry) -> Needs | None:
-    """What the model needs as far as recipe and manifest say it, the same on every machine."""
-    if entry.recipe is not None:
-        return needs_of_recipe(entry.recipe)
-    return needs_of_manifest(entry.manifest) if entry.manifest else None
-
-
-def _caches(needs: Needs) -> Mapping[int, tuple[Cache, ...]]:
-    """The kinds of cache by number of GPUs; empty where the INT2 cache does not take the heads."""
-    try:
-        return {
-            gpus: caches(needs.geometry, needs.serving, Layout(tp=gpus), needs.other)
-            for gpus in _GPUS
-        }
-    except ValueError:
-        return {}
-
-
-def _folders(entry: Entry, views: Sequence[HubView]) -> Iterator[Path]:
-    """Where the artifact lies on hubs in folders. A hub on the network is not asked for payload."""
-    for view in views:
-        if view.hub.name in entry.hubs and isinstance(view.hub, LocalHub):
-            yield view.hub.root / entry.id.model / entry.id.tag
 
 
 def _report(folders: Sequence[Path]) -> ReportData | None:
@@ -185,22 +170,18 @@ def _report(folders: Sequence[Path]) -> ReportData | None:
 def _spectra(folders: Sequence[Path]) -> Spectra | None:
     """Eigenvalues behind the rotations; `None` where no folder has both files with eigenvalues."""
     for folder in folders:
-        try:
-            sides = [_side(path) for path in sorted(folder.glob(f"*{ROTATION}"))]
-        except OscarZooError:
-            continue
-        if len(sides) != 2:
-            continue
-        pair = assign(sides)
-        k, v = (_spectrum(pair[role].rotations) for role in ("k", "v"))
-        if k is not None and v is not None:
-            return Spectra(k=k, v=v)
+        sides = []
+        with contextlib.suppress(OscarZooError):
+            for path in sorted(folder.glob(f"*{ROTATION}")):
+                data = read_file(path, max_bytes=MAX_PAYLOAD_BYTES)
+                rotations = read_rotation(data, what=path.name)
+                sides.append(PairSide(path.name, rotations, role_of_name(path.name)))
+            if len(sides) == 2:
+                pair = assign(sides)
+                k, v = (_spectrum(pair[role].rotations) for role in ("k", "v"))
+                if k is not None and v is not None:
+                    return Spectra(k=k, v=v)
     return None
-
-
-def _side(path: Path) -> PairSide:
-    data = read_file(path, max_bytes=MAX_PAYLOAD_BYTES)
-    return PairSide(path.name, read_rotation(data, what=path.name), role_of_name(path.name))
 
 
 def _spectrum(rotations: RotationSet) -> Spectrum | None:

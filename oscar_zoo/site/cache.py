@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from oscar_zoo.registry import gc
 from oscar_zoo.registry.artifacts import Artifact, stored_artifact
 from oscar_zoo.registry.known_names import find_stored
 from oscar_zoo.registry.store import Record, Store
-from oscar_zoo.registry.targets import NameTarget, parse_name
+from oscar_zoo.registry.targets import parse_name
 from oscar_zoo.registry.verify import verify_stored
 from oscar_zoo.site import facts
 from oscar_zoo.site.facts import Name, Size, StoredArtifact
@@ -81,20 +81,17 @@ def check(params: CacheVerifyParams, observer: Observer = SILENT) -> CacheChecks
 
 def _checks(store: Store) -> Iterator[StoredCheck]:
     for record in store.installed():
-        problem = _problem(store, record)
+        problem = None
+        try:
+            outcome = verify_stored(store.open(record.digest, record.id))
+            problem = None if isinstance(outcome, Verified) else why(outcome)
+        except IntegrityError as error:
+            problem = error.message
         named = (record.id, record.id.reference, record.digest, record.path)
         yield StoredCheck(*named, problem, record.fetch_again if problem else None)
     repair = "oscar-zoo cache gc, then pull what is missing"
     for entry in filter(gc.is_rotten, store.entry_folders()):
         yield StoredCheck(None, None, None, entry, "its record cannot be read", repair)
-
-
-def _problem(store: Store, record: Record) -> str | None:
-    try:
-        outcome = verify_stored(store.open(record.digest, record.id))
-    except IntegrityError as error:
-        return error.message
-    return None if isinstance(outcome, Verified) else why(outcome)
 
 
 @dataclass(frozen=True)
@@ -114,8 +111,7 @@ class Freed:
     removed: tuple[Removed, ...]
     freed_bytes: Annotated[Size, says("Of disk; a file that has a name elsewhere gives none.")]
     exclusive: Annotated[
-        bool,
-        says("Whether others were kept out; without that, files younger than an hour stay."),
+        bool, says("Whether others were kept out; without that, files younger than an hour stay.")
     ]
     schema: Literal["oscar-zoo.cache-gc/1"] = "oscar-zoo.cache-gc/1"
 
@@ -123,10 +119,10 @@ class Freed:
 def collect(params: CacheGcParams, observer: Observer = SILENT) -> Freed:
     """Remove what no stored artifact needs."""
     report = gc.gc(Store(), dry_run=params.dry_run)
-    rows = []
-    for item in report.removed:
-        kind: Any = item.kind
-        rows.append(Removed(kind, item.path, sum(file.size for file in item.files)))
+    rows = [
+        Removed(cast(Any, item.kind), item.path, sum(file.size for file in item.files))
+        for item in report.removed
+    ]
     return Freed(params.dry_run, tuple(rows), report.freed, report.exclusive)
 
 
@@ -141,21 +137,17 @@ class RemovedArtifacts:
 def remove(params: CacheRmParams, observer: Observer = SILENT) -> RemovedArtifacts:
     """Remove artifacts from the store, all or none, and what killed processes left in it."""
     targets = [parse_name(name) for name in params.names]
-    store = Store()
+    store, records = Store(), dict[Path, Record]()
     store.tidy()
-    records = {record.path: record for record in (_find(store, target) for target in targets)}
+    for target in targets:
+        record = find_stored(target.reference, store)
+        if record is None:
+            hint = "oscar-zoo cache list shows what is"
+            raise ArtifactNotFound(f"{target} is not in the store.", hint=hint)
+        records[record.path] = record
     for record in records.values():
         store.remove(record)
     return RemovedArtifacts(tuple(map(facts.stored_artifact, records.values())))
-
-
-def _find(store: Store, target: NameTarget) -> Record:
-    record = find_stored(target.reference, store)
-    if record is None:
-        raise ArtifactNotFound(
-            f"{target} is not in the store.", hint="oscar-zoo cache list shows what is"
-        )
-    return record
 
 
 @dataclass(frozen=True)

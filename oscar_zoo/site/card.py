@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer
 
+from oscar_zoo.artifact.durable import check_file, write_file
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.outcome import says
-from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.compute.report.data import MAX_BYTES
 from oscar_zoo.errors import ConflictError, UsageError
 from oscar_zoo.observer import SILENT, Observer
@@ -20,14 +20,14 @@ from oscar_zoo.registry.card import (
     FRONT_BEGIN,
     FRONT_END,
     TITLE,
-    CardRow,
-    ReportFiles,
     is_damaged,
     is_front_damaged,
     merged_card,
+    merged_front,
     new_card,
-    with_metadata,
+    rows_of,
 )
+from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.lookup import known_entries, look
@@ -35,8 +35,8 @@ from oscar_zoo.registry.targets import PathTarget, parse
 from oscar_zoo.site.params import CardParams
 from oscar_zoo.verb import python_call
 
-_KINDS = {".html": "page", ".png": "picture", ".json": "numbers"}
-"""Suffix of a file of a report -> what it is."""
+_KINDS = (".html", ".png", ".json")
+"""Suffixes of the files of a report."""
 
 
 def _decoded(content: bytes) -> str:
@@ -75,18 +75,18 @@ def run(params: CardParams, observer: Observer = SILENT) -> Card:
         rows, title = _rows_of_hub(sources), TITLE
     else:
         (entry,), _ = known_entries([target], sources)
-        rows, title = [CardRow.of_entry(entry)], f"INT2 rotation for {entry.id.model}"
+        rows, title = [entry], f"INT2 rotation for {entry.id.model}"
     attached: tuple[Path, ...] = ()
     if output is not None and isinstance(target, PathTarget):
         attached = _attach(target.path, output.parent)
-    report = ReportFiles(**{_KINDS[path.suffix]: path.name for path in attached})
+    report = {path.suffix: path.name for path in attached}
     content = new_card(rows, where, title=title, report=report)
     if output is not None:
         if output.exists():
             before = read_file(output, max_bytes=MAX_ROOT_BYTES)
             _check_markers(output, before)
             if before.strip():
-                content = with_metadata(merged_card(before, rows, where, report), rows)
+                content = merged_front(merged_card(before, rows, where, report), rows, add=True)
         write_file(output, content)
     return Card(content, tuple(str(row.id) for row in rows), output, attached)
 
@@ -109,24 +109,21 @@ def _attach(folder: Path, place: Path) -> tuple[Path, ...]:
     return tuple(attached)
 
 
-def _rows_of_hub(sources: Sources) -> list[CardRow]:
+def _rows_of_hub(sources: Sources) -> list[Entry]:
     if len(sources.named) != 1:
         raise UsageError(
             "a card is of an artifact, or of one hub.",
             hint="oscar-zoo card Qwen3-8B, or oscar-zoo card --hub hf:my-org/zoo",
         )
     views, _ = look(sources.hubs)
-    return [CardRow.of_index(entry) for view in views for entry in view.index.artifacts]
+    return [row for view in views for row in rows_of(view.index)]
 
 
 def _check_markers(path: Path, content: bytes) -> None:
-    for markers, damaged in (
-        ((BEGIN, END), is_damaged(content)),
-        ((FRONT_BEGIN, FRONT_END), is_front_damaged(content)),
-    ):
-        if damaged:
-            begin, end = (marker.decode() for marker in markers)
-            raise ConflictError(
-                f"{path} does not have {begin} and {end} once each, in this order.",
-                hint="repair the two lines, or delete both: what is between them is added again",
-            )
+    section, front = is_damaged(content), is_front_damaged(content)
+    if section or front:
+        begin, end = (BEGIN, END) if section else (FRONT_BEGIN, FRONT_END)
+        raise ConflictError(
+            f"{path} does not have {begin.decode()} and {end.decode()} once each, in this order.",
+            hint="repair the two lines, or delete both: what is between them is added again",
+        )

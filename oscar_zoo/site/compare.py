@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 from typing_extensions import TypedDict
 
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, says
@@ -14,13 +14,11 @@ from oscar_zoo.engines.sglang.capacity import caches
 from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.errors import UsageError
 from oscar_zoo.observer import SILENT, Observer
-from oscar_zoo.registry.entries import Entry, score_summary
+from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.lookup import known_entries
-from oscar_zoo.registry.score_file import in_order
-from oscar_zoo.registry.targets import Target, parse
-from oscar_zoo.serving.memory import needs_of_manifest, needs_of_recipe
-from oscar_zoo.site.facts import MeasuredFacts, ScoreSummary, State, Unreachable
+from oscar_zoo.registry.targets import parse
+from oscar_zoo.site.facts import MeasuredFacts, ScoreSummary, State, Unreachable, needs_of_entry
 from oscar_zoo.site.params import CompareParams
 from oscar_zoo.verb import python_call
 
@@ -63,6 +61,7 @@ class Comparison:
 
     names: Annotated[tuple[str, str], *HIDDEN]
     """What to call each: its name, or what was asked for where both have one name."""
+    entries: Annotated[tuple[InstanceOf[Entry], InstanceOf[Entry]], *HIDDEN]
     facts: Annotated[tuple[ArtifactFacts, ArtifactFacts], Field(serialization_alias="artifacts")]
     unreachable: Unreachable
     differences: Annotated[tuple[str, ...], says("Keys that differ, without those that always do.")]
@@ -79,35 +78,27 @@ def run(params: CompareParams, observer: Observer = SILENT) -> Comparison:
             f"{targets[0]} and {targets[1]} are the same artifact, {first.id.reference}.",
             hint=f"others for this model: oscar-zoo list --for {first.id.model}",
         )
-    one, two = facts = (_facts_of(first), _facts_of(second))
-    differences = (key for key, value in one.items() if key not in _OWN and value != two.get(key))
-    names = _names((first, second), targets)
-    return Comparison(names, facts, tuple(unreachable), tuple(differences))
+    facts: Any = (_facts_of(first), _facts_of(second))
+    differences = (
+        key
+        for key in ArtifactFacts.__annotations__
+        if key not in _OWN and facts[0][key] != facts[1][key]
+    )
+    names = (first.id.reference, second.id.reference)
+    if first.id.key == second.id.key:
+        names = (str(targets[0]), str(targets[1]))
+    return Comparison(names, (first, second), facts, tuple(unreachable), tuple(differences))
 
 
 compare = python_call(CompareParams, run)
 
 
-def _names(entries: tuple[Entry, Entry], targets: Sequence[Target]) -> tuple[str, str]:
-    one, two = entries
-    if one.id.key == two.id.key:
-        return str(targets[0]), str(targets[1])
-    return one.id.reference, two.id.reference
-
-
-def _facts_of(entry: Entry) -> ArtifactFacts:
+def _facts_of(entry: Entry) -> dict[str, Any]:
     """Everything that is compared; what is not known is `None`."""
-    manifest, measured = entry.manifest, entry.measured
-    recipe = manifest.recipe if manifest else None
-    used = manifest.fit.calibration if manifest else None
-    scores: Any = [score_summary(score) for score in in_order(entry.scores)]
-    return {
-        "id": str(entry.id),
+    recipe = entry.manifest.recipe if entry.manifest else None
+    used = entry.calibration
+    return entry.facts | {
         "model": entry.model_id,
-        "family": entry.family,
-        "method": entry.summary.method,
-        "format_version": entry.summary.format_version,
-        "bits_per_element": entry.summary.bits_per_element,
         "group_size": recipe.group_size if recipe else None,
         "clip_k": recipe.clip.k if recipe else None,
         "clip_v": recipe.clip.v if recipe else None,
@@ -117,26 +108,17 @@ def _facts_of(entry: Entry) -> ArtifactFacts:
         "calibration": used.dataset if used else None,
         "calibration_tokens": (used.tokens_used or used.tokens_requested) if used else None,
         "calibrated_on": list(used.overlaps_with) if used else [],
-        "scores": scores,
-        "measured": measured.model_dump(mode="json") if measured else None,
-        "bytes": entry.payload_bytes,
         "license": entry.summary.license,
-        "state": entry.status.state,
         "accepted": list(entry.accepted),
-        "digest": entry.digest,
     }
 
 
 def _token_bytes(entry: Entry) -> int | None:
     """Bytes of a token in an INT2 cache; `None` where no shapes are known."""
-    manifest = entry.manifest
-    if entry.recipe is not None:
-        needs = needs_of_recipe(entry.recipe)
-    elif manifest is not None:
-        needs = needs_of_manifest(manifest)
-    else:
+    needs = needs_of_entry(entry)
+    if needs is None:
         return None
-    serving = manifest.recipe if manifest else needs.serving
+    serving = entry.manifest.recipe if entry.manifest else needs.serving
     try:
         *_, int2 = caches(needs.geometry, serving, Layout())
     except ValueError:

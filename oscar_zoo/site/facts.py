@@ -7,9 +7,8 @@ which takes the place of `x-ref`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, InstanceOf, PlainSerializer, WithJsonSchema
 from typing_extensions import TypedDict
@@ -19,7 +18,11 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Digest, says
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry import measured
+from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.store import Record
+
+if TYPE_CHECKING:  # most verbs of the zoo do not ask for shapes
+    from oscar_zoo.serving.memory import Needs
 
 
 def _messages(errors: tuple[OscarZooError, ...]) -> list[str]:
@@ -53,46 +56,6 @@ Score = Annotated[InstanceOf[specs.Score], WithJsonSchema({"x-ref": "Score"})]
 Measured = Annotated[InstanceOf[measured.Measured], WithJsonSchema({"x-ref": "Measured"})]
 MeasuredFacts = Annotated[Mapping[str, Any], WithJsonSchema({"x-ref": "Measured"})]
 """The same as plain JSON values."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What was written to one hub."""
-
-    hub: str
-    id: Name
-    digest: Digest
-    changed: Annotated[bool, says("Whether anything was written.")]
-    serial: Annotated[Size, says("Of the index.")]
-    revision: Annotated[
-        str | None,
-        says("Where the hub stands now; null for a proposal, or a hub without commits."),
-    ]
-    proposal: Annotated[str | None, says("Address of the pull request that has to be merged.")]
-
-
-class ErrorFacts(TypedDict):
-    """Why a command, or a part of it, failed."""
-
-    code: Annotated[
-        str,
-        says("What went wrong, in a word that does not change, such as not_found.artifact."),
-    ]
-    message: Annotated[str, says("The cause, in a sentence for people.")]
-    hint: Annotated[str | None, says("What to do next, for people; null where nobody can say.")]
-
-
-def _failure(error: OscarZooError | None) -> list[ErrorFacts]:
-    if error is None:
-        return []
-    return [{"code": error.code, "message": error.message, "hint": error.hint}]
-
-
-Failure = Annotated[
-    InstanceOf[OscarZooError] | None,
-    PlainSerializer(_failure, return_type=list[ErrorFacts]),
-    Field(serialization_alias="errors", description="The failure that ended it, if any."),
-]
 
 
 class ScoreSummary(TypedDict):
@@ -142,3 +105,12 @@ def stored_artifact(record: Record) -> StoredArtifact:
         "fetched": record.fetched,
         "path": record.path,
     }
+
+
+def needs_of_entry(entry: Entry) -> Needs | None:
+    """What a model needs as far as recipe and manifest say it, the same on every machine."""
+    from oscar_zoo.serving.memory import needs_of_manifest, needs_of_recipe
+
+    if entry.recipe is not None:
+        return needs_of_recipe(entry.recipe)
+    return needs_of_manifest(entry.manifest) if entry.manifest else None

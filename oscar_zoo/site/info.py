@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -12,17 +12,16 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from oscar_zoo.artifact import manifest, outcome
-from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
+from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, SignatureReport, Verified, says
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import known_names, measured
-from oscar_zoo.registry.architectures import Answer, architecture
+from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.compute_wish import computing
-from oscar_zoo.registry.entries import known_scores
+from oscar_zoo.registry.entries import Entry, collect
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.lookup import known_entries, look, unknown_name
@@ -34,6 +33,7 @@ from oscar_zoo.registry.targets import (
     ModelTarget,
     NameTarget,
     PathTarget,
+    computing,
     looking_up,
     parse,
 )
@@ -52,15 +52,6 @@ class KnownModel:
     source: Annotated[str, says("Id on a hub, or folder.")]
     model_type: Annotated[str, says("As config.json has it.")]
 
-    @classmethod
-    def of(cls, choice: ModelChoice | None, recipe: ModelRecipe | None) -> KnownModel | None:
-        """From the zoo, or from a `config.json` on this machine; `None` where neither has it."""
-        if recipe is not None:
-            return cls(choice.source if choice else recipe.hf_id, recipe.model_type)
-        config = ConfigFile.kept(choice.source) if choice else None
-        kind = getattr(config, "model_type", None)
-        return cls(choice.source, kind) if choice and isinstance(kind, str) else None
-
 
 @dataclass(frozen=True)
 class Tried:
@@ -68,11 +59,6 @@ class Tried:
 
     state: Literal["works", "does not work", "not tried"]
     how: Annotated[str | None, says("What it was tried with, or why it does not work.")]
-
-    @classmethod
-    def of(cls, answer: Answer) -> Tried:
-        """What a row of the architectures says."""
-        return cls(answer.state, answer.tested or answer.reason)
 
 
 class Works(TypedDict):
@@ -94,15 +80,6 @@ class Copy:
     intact: Annotated[bool, says("Whether hashing it just now gave its digest.")]
     fetch_again: Annotated[str, says("The command that fetches it again.")]
     signature: SignatureReport
-
-    @classmethod
-    def of(cls, record: Record) -> Copy:
-        """The copy of `record`, read now."""
-        signature, intact = NOT_SIGNED, False
-        with contextlib.suppress(IntegrityError):
-            signature, intact = signature_of(Store().open(record.digest, record.id)), True
-        named = (record.id, record.digest, record.path)
-        return cls(*named, intact, record.fetch_again, signature)
 
 
 @dataclass(frozen=True)
@@ -228,61 +205,100 @@ def describe(
     gpu_memory: int | None = None,
     any_model: bool = False,
 ) -> Description:
-    """The recipe of a model and the manifests of its artifacts, or of the one that is named.
-
-    Args:
-        gpu_memory: bytes of one GPU to answer for, instead of the GPUs that are visible.
-    """
+    """What is known about a model and its artifacts, or about the one that is named; `gpu_memory`
+    are bytes of one GPU to answer for, instead of the GPUs that are visible."""
     catalog = Catalog.packaged()
     views, unreachable = look(sources.hubs)
     reference = known_names.expand(target.reference, views)
     recipe = catalog.recipe(reference.name)
     model = recipe.name if recipe else reference.name.rsplit("/", 1)[-1]
-    known = {m.artifact_id.key: m for m in catalog.manifests(model)}
-    known |= _manifests(model, views)
-    manifests = [known[key] for key in sorted(known)]
-    records, offered = _installed(model), _offered(model, views)
-    every = {m.artifact_id.reference for m in manifests}
-    every |= {record.id.reference for record in records} | {row.id.reference for row in offered}
-    manifests = [m for m in manifests if _means(reference, m.artifact_id, m.digest)]
-    records = [record for record in records if _means(reference, record.id, record.digest)]
-    offered = [row for row in offered if _means(reference, row.id, row.digest)]
-    ids = {str(row.id) for row in offered} | {str(record.id) for record in records}
+    entries = {entry.id: entry for entry in collect(catalog, views, model)}
+    installed = Store().installed()
+    records = {one.id: one for one in installed if one.id.model.casefold() == model.casefold()}
+    every = sorted({*entries, *records})
+    meant = [one for one in every if _means(reference, one, entries.get(one), records.get(one))]
+    about = _known_model(target.choice if any_model else None, recipe)
     narrowed = reference.tag is not None or reference.digest is not None
-    about = KnownModel.of(target.choice if any_model else None, recipe)
-    if not manifests and not records and not offered and (about is None or narrowed):
-        raise _unknown(target, recipe, sorted(every), views, unreachable, sources)
-    scores = {
-        name: known_scores(ArtifactId.parse(name), views, catalog)
-        for name in sorted(ids | {one.id for one in manifests})
-    }
+    if not meant and (about is None or narrowed):
+        names = [one.reference for one in every]
+        raise _unknown(target, recipe, names, views, unreachable, sources)
+    copies = [records[one] for one in meant if one in records]
+    manifests = [found for one in meant if (found := _manifest(entries.get(one), records.get(one)))]
+    scores = {str(one): entries[one].scores if one in entries else () for one in meant}
+    offered = [row for view in views for row in _offered(view, meant)]
     return Description(
         name=model,
         model=about,
         recipe=recipe,
         works=_works(about),
         artifacts=tuple(manifests),
-        measured=_measured(manifests, scores, records),
+        measured=_measured(manifests, scores, copies),
         scores=scores,
-        installed=tuple(map(Copy.of, records)),
+        installed=tuple(map(_copy, copies)),
         offered=tuple(offered),
         unreachable=tuple(unreachable),
-        warnings=tuple(text for record in records for text in status_warnings(record)),
+        warnings=tuple(text for record in copies for text in status_warnings(record)),
         memory=cast("Memory | None", estimate_memory(recipe, manifests, gpu_memory)),
-        records=tuple(records),
+        records=tuple(copies),
     )
+
+
+def _copy(record: Record) -> Copy:
+    """The copy of `record`, read now."""
+    signature, intact = NOT_SIGNED, False
+    with contextlib.suppress(IntegrityError):
+        signature, intact = signature_of(Store().open(record.digest, record.id)), True
+    named = (record.id, record.digest, record.path)
+    return Copy(*named, intact, record.fetch_again, signature)
+
+
+def _means(
+    reference: Reference, artifact: ArtifactId, entry: Entry | None, record: Record | None
+) -> bool:
+    """Whether tag and digest of `reference`, where it has them, are those of an artifact."""
+    if reference.tag is not None and artifact.tag.casefold() != reference.tag.casefold():
+        return False
+    digests = [one.digest or "" for one in (entry, record) if one is not None]
+    return reference.digest is None or any(one.startswith(reference.digest) for one in digests)
+
+
+def _manifest(entry: Entry | None, record: Record | None) -> manifest.Manifest | None:
+    """The manifest of a copy in the store, else of a hub or the package."""
+    if record is not None:
+        with contextlib.suppress(IntegrityError):  # a damaged copy says nothing
+            stored = Store().open(record.digest, record.id)
+            if stored.manifest is not None:
+                return stored.manifest
+    return entry.manifest if entry else None
+
+
+def _offered(view: HubView, artifacts: Sequence[ArtifactId]) -> Iterator[Offer]:
+    """Where versions can be had, as a hub says now."""
+    keys = {artifact.key for artifact in artifacts}
+    for artifact in view.hub.artifacts():
+        if artifact.key in keys:
+            entry, status = view.index.entry(artifact), view.status(artifact)
+            digest = entry.digest if entry else None
+            signed = any(file.path == SIGNATURE_NAME for file in view.hub.files(artifact))
+            told = (status.state, status.reason)
+            yield Offer(artifact, view.hub.name, digest, *told, signed)
+
+
+def _known_model(choice: ModelChoice | None, recipe: ModelRecipe | None) -> KnownModel | None:
+    """From the zoo, or from a `config.json` on this machine; `None` where neither has it."""
+    if recipe is not None:
+        return KnownModel(choice.source if choice else recipe.hf_id, recipe.model_type)
+    kind = getattr(ConfigFile.kept(choice.source), "model_type", None) if choice else None
+    return KnownModel(choice.source, kind) if choice and isinstance(kind, str) else None
 
 
 def _works(model: KnownModel | None) -> Works | None:
     row = architecture(model.model_type) if model else None
     if row is None:
         return None
-    return {
-        "compute": Tried.of(row.compute),
-        "eval": Tried.of(row.evaluate),
-        "serve_cpu": Tried.of(row.serve_cpu),
-        "serve_gpu": Tried.of(row.serve_gpu),
-    }
+    answers = (row.compute, row.evaluate, row.serve_cpu, row.serve_gpu)
+    tried = (Tried(one.state, one.tested or one.reason) for one in answers)
+    return cast("Works", dict(zip(Works.__annotations__, tried, strict=True)))
 
 
 def _measured(
@@ -319,50 +335,6 @@ def _unknown(
     return error
 
 
-def _offered(model: str, views: Sequence[HubView]) -> list[Offer]:
-    """Where the versions of `model` can be had, as the hubs say now: a row per hub and version."""
-    found = []
-    for view in views:
-        for artifact in view.hub.artifacts():
-            if artifact.model.casefold() == model.casefold():
-                entry, status = view.index.entry(artifact), view.status(artifact)
-                digest = entry.digest if entry else None
-                signed = any(file.path == SIGNATURE_NAME for file in view.hub.files(artifact))
-                told = (status.state, status.reason)
-                found.append(Offer(artifact, view.hub.name, digest, *told, signed))
-    return found
-
-
-def _means(reference: Reference, artifact: ArtifactId, digest: str | None) -> bool:
-    """Whether tag and digest of `reference`, where it has them, are those of `artifact`."""
-    tagged = reference.tag is None or artifact.tag.casefold() == reference.tag.casefold()
-    return tagged and (reference.digest is None or (digest or "").startswith(reference.digest))
-
-
-def _manifests(model: str, views: Sequence[HubView]) -> dict[str, manifest.Manifest]:
-    """Manifests of `model` on hubs and in the store, by id key; the packaged `registry` block is
-    not repeated."""
-    found: dict[str, manifest.Manifest] = {}
-    store = Store()
-    for hub in (view.hub for view in views):
-        for artifact in hub.artifacts():
-            listed = artifact.model.casefold() == model.casefold() and artifact.key not in found
-            if listed and any(file.path == FILE_NAME for file in hub.files(artifact)):
-                data = hub.fetch(artifact, FILE_NAME, limit=1 << 20)
-                found[artifact.key] = manifest.Manifest.from_bytes(data)
-    for record in _installed(model):
-        with contextlib.suppress(IntegrityError):  # a damaged copy says nothing
-            stored = store.open(record.digest, record.id)
-            if stored.manifest is not None:
-                found[record.id.key] = stored.manifest
-    return found
-
-
-def _installed(model: str) -> list[Record]:
-    installed = Store().installed()
-    return [record for record in installed if record.id.model.casefold() == model.casefold()]
-
-
 def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Description:
     """What the `oscar.json` of a folder says of the artifact in it, its model, and the scores
     beside it. The files are verified; no hub is asked.
@@ -373,7 +345,7 @@ def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Des
         warnings.append(outcome.failed_verification(str(target), found))
     manifests = () if entry.manifest is None else (entry.manifest,)
     scores = {str(entry.id): entry.scores}
-    about = KnownModel.of(None, entry.recipe)
+    about = _known_model(None, entry.recipe)
     return Description(
         name=entry.id.model,
         model=about,

@@ -5,29 +5,32 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainSerializer
+from pydantic import Field, InstanceOf, PlainSerializer
 from typing_extensions import TypedDict
 
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, says
 from oscar_zoo.artifact.specs import Score
-from oscar_zoo.errors import ScoreNotFound, UsageError
+from oscar_zoo.errors import MalformedFile, NotFoundError, ScoreNotFound, StorageError, UsageError
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.entries import Entry, collect, score_summary, summaries
+from oscar_zoo.registry.entries import Entry, Where, collect, entry_of, score_summary
 from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.index import Summary
 from oscar_zoo.registry.known_names import locked_warnings, quality_warnings
 from oscar_zoo.registry.lookup import look
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.recipe import ModelRecipe
-from oscar_zoo.registry.score_file import PERPLEXITY, in_order, is_lower_better, is_of_recipe
-from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.score_file import PERPLEXITY, is_lower_better
+from oscar_zoo.registry.store import Record, Store
 from oscar_zoo.registry.view import HubView
 from oscar_zoo.site.facts import (
     MeasuredFacts,
@@ -38,18 +41,12 @@ from oscar_zoo.site.facts import (
     Unreachable,
     Warnings,
 )
-from oscar_zoo.site.params import (
-    FILTERS,
-    SORTS,
-    LeaderboardParams,
-    ListParams,
-    SearchParams,
-)
+from oscar_zoo.site.params import FILTERS, SORTS, LeaderboardParams, ListParams, SearchParams
 from oscar_zoo.verb import python_call
 
 MOST_CHARACTERS = 1000
 """Of the words of a search."""
-Row = Mapping[str, Any]
+_SEARCH = "oscar-zoo search qwen3"
 
 
 class ListedArtifact(TypedDict):
@@ -58,8 +55,7 @@ class ListedArtifact(TypedDict):
     id: Annotated[str, says("MODEL/TAG.")]
     model: Annotated[str, says("The part of the name before the tag.")]
     family: Annotated[
-        str | None,
-        says("What people call the kind of model; null where the zoo does not know it."),
+        str | None, says("What people call the kind of model; null where the zoo does not know it.")
     ]
     tag: Annotated[str, says("The calibration tag.")]
     format_version: Annotated[
@@ -78,13 +74,22 @@ class ListedArtifact(TypedDict):
         says("Perplexity and recall beside BF16; null where they were not measured."),
     ]
     status: Annotated[
-        Literal["installed", "local", "public", "elsewhere"],
+        Where,
         says(
             "In the store; on a hub in a folder; on a remote hub or packaged; or known, but on none"
             " of the hubs that were asked."
         ),
     ]
     hubs: Annotated[Sequence[str], says("The hubs that have it, in the order of asking.")]
+
+
+def _rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    return [
+        entry.facts
+        | {"model": entry.id.model, "tag": entry.id.tag}
+        | {"status": entry.where, "hubs": list(entry.hubs)}
+        for entry in entries
+    ]
 
 
 def _names(recipes: tuple[ModelRecipe, ...]) -> list[str]:
@@ -95,7 +100,11 @@ def _names(recipes: tuple[ModelRecipe, ...]) -> list[str]:
 class Listing:
     """What oscar-zoo list prints: the artifacts that can be had."""
 
-    rows: Annotated[tuple[ListedArtifact, ...], Field(serialization_alias="artifacts")]
+    entries: Annotated[
+        tuple[InstanceOf[Entry], ...],
+        PlainSerializer(_rows, return_type=list[ListedArtifact]),
+        Field(serialization_alias="artifacts"),
+    ]
     recipes: Annotated[
         tuple[ModelRecipe, ...],
         PlainSerializer(_names, return_type=list[str]),
@@ -112,7 +121,14 @@ class Listing:
     installed one that is poor."""
     by_environment: Annotated[str | None, *HIDDEN] = None
     """The hubs, where `OSCAR_ZOO_HUB` names them."""
+    task: Annotated[str, *HIDDEN] = "gpqa"
+    """Of the score that is shown, or the beginning of its name."""
     schema: Literal["oscar-zoo.list/1"] = "oscar-zoo.list/1"
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """The artifacts as JSON has them."""
+        return tuple(_rows(self.entries))
 
 
 @dataclass(frozen=True)
@@ -130,69 +146,139 @@ def listing(params: ListParams, observer: Observer = SILENT) -> Listing:
     wanted = catalog.recipes() if params.family is None else catalog.of_family(params.family)
     views, unreachable = look(sources.hubs) if only_hubs or not params.installed else ([], [])
     installed = Store().installed()
-    rows = summaries(catalog, installed, views, only_hubs=only_hubs)
+    entries = _listed(catalog, views, installed, only_hubs=only_hubs)
     close: tuple[str, ...] = ()
     if params.model is not None:
         recipe = catalog.recipe(params.model)
         close = () if recipe else catalog.close_matches(params.model)
-        rows = _of_model(rows, params.model, recipe, views)
+        entries = [one for one in entries if _is_of(params.model, recipe, views, one)]
     if params.installed:
-        rows = [row for row in rows if row["status"] == "installed"]
+        entries = [one for one in entries if one.where == "installed"]
     if params.family is not None:
-        meant = {recipe.name.casefold() for recipe in wanted}
-        rows = [row for row in rows if row["model"].casefold() in meant]
+        entries = [one for one in entries if one.recipe in wanted]
     recipes: tuple[ModelRecipe, ...] = ()
     if not (params.model or params.installed or only_hubs or params.filters):
-        known = {row["model"].casefold() for row in rows}
+        known = {one.id.model.casefold() for one in entries}
         recipes = tuple(recipe for recipe in wanted if recipe.name.casefold() not in known)
     if words:
-        models = {row["model"] for row in rows}
-        rows = [row for row in rows if _has(words, _names_of(row), _words_of(row))]
+        models = {one.id.model for one in entries}
+        entries = [one for one in entries if _has_all(one, words)]
         recipes = tuple(one for one in recipes if _has(words, one.names, [one.family]))
-        close = () if rows or recipes else catalog.close_matches(" ".join(words), models)
-    fitting = [row for row in rows if all(_fits(row[key], pattern) for key, pattern in filters)]
-    shown: Any = tuple(_ordered(fitting, params.sort))
-    here = {row["id"] for row in shown if row["status"] == "installed"}
-    poor = (quality_warnings(record) for record in installed if str(record.id) in here)
-    warnings = (*locked_warnings(PinFile.of_project(), catalog), *chain.from_iterable(poor))
+        close = () if entries or recipes else catalog.close_matches(" ".join(words), models)
+    fitting = [
+        one for one in entries if all(_fits(_FACTS[key](one), text) for key, text in filters)
+    ]
+    task = "gpqa"
+    if params.task is not None:
+        task = _meant(params.task, Counter(chain.from_iterable(one.claims for one in fitting)))
+    shown = tuple(_ordered(fitting, params.sort, task))
+    here = {one.id for one in shown if one.where == "installed"}
+    poor = (quality_warnings(record) for record in installed if record.id in here)
     return Listing(
-        shown, recipes, tuple(unreachable), close, warnings, by_environment=sources.by_environment
+        shown,
+        recipes,
+        tuple(unreachable),
+        close,
+        (*locked_warnings(PinFile.of_project(), catalog), *chain.from_iterable(poor)),
+        sources.by_environment,
+        task,
     )
 
 
 list_artifacts = python_call(ListParams, listing)
 
 
-def _of_model(
-    rows: list[dict[str, Any]], model: str, recipe: ModelRecipe | None, views: Sequence[HubView]
-) -> list[dict[str, Any]]:
+def found(params: SearchParams, observer: Observer = SILENT) -> Found:
+    """Find the artifacts, and the models without one, that have every word in their names, aliases,
+    family, method, tasks of scores or digest; case does not matter, and `7b` is a size."""
+    _words(params.words, least=1)
+    known = listing(ListParams(words=params.words, hubs=params.hubs, offline=params.offline))
+    return Found(known.entries, known.recipes, known.unreachable, known.close, known.warnings)
+
+
+search = python_call(SearchParams, found)
+
+
+def _listed(
+    catalog: Catalog, views: Sequence[HubView], installed: Iterable[Record], *, only_hubs: bool
+) -> list[Entry]:
+    """What package, hubs and store have, by id. With `only_hubs` just what the hubs have; a stored
+    copy of other bytes does not count as installed then."""
+    remote = {view.hub.name for view in views if view.is_remote}
+    found = {}
+    for entry in collect(catalog, views, quick=True):
+        is_public = catalog.manifest(entry.id) is not None or remote & set(entry.hubs)
+        where: Where = "public" if is_public else "local"
+        where = "elsewhere" if remote and not entry.hubs else where
+        if entry.hubs or not only_hubs:
+            found[entry.id.key] = replace(entry, where=where)
+    names = {view.hub.name for view in views}
+    for record in installed:
+        there = found.get(record.id.key)
+        is_offered = there and (there.digest == record.digest or record.source in names)
+        if is_offered or not only_hubs:
+            found[record.id.key] = _with_copy(there or _stored(record, catalog), record)
+    return [found[key] for key in sorted(found)]
+
+
+def _with_copy(entry: Entry, record: Record) -> Entry:
+    summary = entry.summary
+    if entry.measured is None:
+        summary = summary.model_copy(update={"measured": record.measured})
+    nbytes = sum(file.size for file in record.files)
+    return replace(
+        entry, where="installed", digest=record.digest, payload_bytes=nbytes, summary=summary
+    )
+
+
+def _stored(record: Record, catalog: Catalog) -> Entry:
+    """What the `oscar.json` of a copy says that nobody offers; the name alone where it has none."""
+    try:
+        manifest = Manifest.from_bytes(read_file(record.path / FILE_NAME))
+        if manifest.artifact_id == record.id:
+            return entry_of(manifest)
+    except (MalformedFile, NotFoundError, StorageError):
+        pass
+    recipe = catalog.recipe(record.id.model)
+    return Entry(record.id, None, recipe, Summary(), record.digest, Status(), (), (), None)
+
+
+def _is_of(model: str, recipe: ModelRecipe | None, views: Sequence[HubView], entry: Entry) -> bool:
+    """Whether an entry is of a model, or the version that an alias names."""
     version = None if recipe else known_names.aliased(model, views)
     name = recipe.name if recipe else version.model if version else model.rsplit("/", 1)[-1]
-    rows = [row for row in rows if row["model"].casefold() == name.casefold()]
-    if version is None:
-        return rows
-    return [row for row in rows if row["tag"].casefold() == version.tag.casefold()]
+    is_tagged = version is None or entry.id.tag.casefold() == version.tag.casefold()
+    return is_tagged and entry.id.model.casefold() == name.casefold()
 
 
-_KEYS = {name: name for name in FILTERS} | {"format": "format_version", "bits": "bits_per_element"}
-"""Key of a filter -> key of the rows."""
+_FACTS: Mapping[str, Callable[[Entry], str | float | None]] = {
+    "model": lambda entry: entry.id.model,
+    "tag": lambda entry: entry.id.tag,
+    "family": lambda entry: entry.family,
+    "method": lambda entry: entry.summary.method,
+    "format": lambda entry: entry.summary.format_version,
+    "bits": lambda entry: entry.summary.bits_per_element,
+    "status": lambda entry: entry.where,
+    "state": lambda entry: entry.status.state,
+}
+assert tuple(_FACTS) == FILTERS
 _EXAMPLE = f"write, for example, --filter family='Qwen3*'; keys are {', '.join(FILTERS)}"
 
 
 def _filter(text: str) -> tuple[str, str]:
-    """Key of the rows and pattern of a `KEY=PATTERN`. In a pattern, `*` stands for any text, `?`
-    for one character and `[ab]` for one of these. Case does not matter."""
+    """Key and pattern of a `KEY=PATTERN`. In a pattern, `*` stands for any text, `?` for one
+    character and `[ab]` for one of these. Case does not matter."""
     key, equals, pattern = text.partition("=")
     key = key.strip().casefold()
     if not equals or not pattern.strip():
         raise UsageError(f"--filter {text!r} is not KEY=PATTERN.", hint=_EXAMPLE)
-    if key not in _KEYS:
-        close = difflib.get_close_matches(key, _KEYS, n=1)
+    if key not in _FACTS:
+        close = difflib.get_close_matches(key, _FACTS, n=1)
         keys = None if close else f"keys are {', '.join(FILTERS)}"
         raise UsageError(f"--filter has no key {key!r}.", suggestions=close, hint=keys)
     if pattern.count("[") != pattern.count("]"):
         raise UsageError(f"the pattern {pattern!r} has a [ or ] without the other.", hint=_EXAMPLE)
-    return _KEYS[key], pattern.strip().casefold()
+    return key, pattern.strip().casefold()
 
 
 def _fits(value: str | float | None, pattern: str) -> bool:
@@ -202,103 +288,67 @@ def _fits(value: str | float | None, pattern: str) -> bool:
     return fnmatchcase(text.casefold(), pattern)
 
 
-def gpqa(row: Row) -> Row | None:
-    """The score of GPQA with an INT2 cache under the recipe that a list shows: what was measured,
-    before what others say. `None` where nobody reports a value."""
-    for score in row["scores"]:
-        of_recipe = score["kv_dtype"] == "int2" and not score["recipe_changes"]
-        named = score["task"].casefold().startswith("gpqa")
-        if named and of_recipe and score["value"] is not None:
-            found: Row = score
-            return found
-    return None
+def _score_rank(task: str, entry: Entry) -> tuple[Any, ...] | None:
+    score = entry.score(task.casefold())
+    return None if score is None else Place(entry, score).rank_key
 
 
-def _gpqa_value(row: Row) -> float | None:
-    score = gpqa(row)
-    return None if score is None else score["value"]
-
-
-def _figure(name: str) -> Callable[[Row], float | None]:
-    return lambda row: row["measured"][name] if row["measured"] else None
-
-
-_ORDERS: Mapping[str, tuple[Callable[[Row], Any], bool]] = {
-    "name": (lambda row: str(row["id"]).casefold(), False),
-    "gpqa": (_gpqa_value, True),
-    "perplexity": (_figure("change_percent"), False),
-    "recall": (_figure("recall"), True),
-    "size": (lambda row: row["bytes"], False),
+_ORDERS: Mapping[str, Callable[[Entry, str], Any]] = {
+    "name": lambda entry, task: str(entry.id).casefold(),
+    "score": lambda entry, task: _score_rank(task, entry),
+    "gpqa": lambda entry, task: _score_rank("gpqa", entry),
+    "perplexity": lambda entry, task: entry.perplexity_change,
+    "recall": lambda entry, task: None if entry.recall is None else -entry.recall,
+    "size": lambda entry, task: entry.payload_bytes,
 }
-"""Name of an order -> what it looks at, and whether the largest comes first."""
+"""What an order looks at; the smallest is the best."""
 assert tuple(_ORDERS) == SORTS
 
 
-def _ordered(rows: Iterable[Row], order: str) -> list[Row]:
+def _ordered(entries: list[Entry], order: str, task: str) -> list[Entry]:
     """The best first; those without the value of the order come last, as they came."""
-    rows, (look_at, largest_first) = list(rows), _ORDERS[order]
-    known = [row for row in rows if look_at(row) is not None]
-    unknown = [row for row in rows if look_at(row) is None]
-    return [*sorted(known, key=look_at, reverse=largest_first), *unknown]
+    keys = [_ORDERS[order](entry, task) for entry in entries]
+    known = [at for at, key in enumerate(keys) if key is not None]
+    unknown = [entry for entry, key in zip(entries, keys, strict=True) if key is None]
+    return [*(entries[at] for at in sorted(known, key=keys.__getitem__)), *unknown]
 
 
-def found(params: SearchParams, observer: Observer = SILENT) -> Found:
-    """Find the artifacts, and the models without one, that have every word in their names, aliases,
-    family, method, tasks of scores or digest; case does not matter, and `7b` is a size."""
-    if not _words(params.words):
-        raise UsageError("there is no word to search for.", hint=_SEARCH)
-    known = listing(ListParams(words=params.words, hubs=params.hubs, offline=params.offline))
-    return Found(known.rows, known.recipes, known.unreachable, known.close, known.warnings)
-
-
-search = python_call(SearchParams, found)
-
-
-_SEARCH = "oscar-zoo search qwen3"
-
-
-def _words(words: str | Sequence[str]) -> list[str]:
+def _words(words: str | Sequence[str], *, least: int = 0) -> list[str]:
     text = words if isinstance(words, str) else " ".join(words)
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MOST_CHARACTERS or len(text.split()) < least:
         raise UsageError(
-            f"the words to search for have {len(text):,} characters, and at most"
-            f" {MOST_CHARACTERS} make sense.",
+            f"a search takes words of {least} to {MOST_CHARACTERS} characters in all, and there are"
+            f" {len(text.strip()):,}.",
             hint=_SEARCH,
         )
     return text.casefold().split()
-
-
-def _has(words: Iterable[str], names: Iterable[str], facts: Iterable[str | None]) -> bool:
-    """Whether every word is in the `names` of a model or in other `facts`; a size is in names."""
-    named = " ".join(names).casefold()
-    text = " ".join((named, *filter(None, facts))).casefold()
-    sizes = {(float(number), unit) for number, unit in _SIZE.findall(named)}
-    return all(_is_size(word, sizes) if _SIZE.fullmatch(word) else word in text for word in words)
 
 
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![\w.])")
 """The size of a model in its name: parameters in billions or millions."""
 
 
-def _is_size(word: str, sizes: Collection[tuple[float, str]]) -> bool:
-    """Whether one of `sizes` is that of `word`, or rounds to it where `word` has no point."""
-    wanted, unit = float(word[:-1]), word[-1]
-    exact = "." in word
+def _has(words: Iterable[str], names: Iterable[str], facts: Iterable[str | None]) -> bool:
+    """Whether every word is in the `names` of a model or in other `facts`. A size must be that of a
+    name, or what it rounds to where the word has no point."""
+    named = " ".join(names).casefold()
+    text = " ".join((named, *filter(None, facts))).casefold()
+    sizes = [(float(number), unit) for number, unit in _SIZE.findall(named)]
+    return all(_is_size(word, sizes) if _SIZE.fullmatch(word) else word in text for word in words)
+
+
+def _is_size(word: str, sizes: Iterable[tuple[float, str]]) -> bool:
+    wanted, exact = float(word[:-1]), "." in word
     return any(
-        unit == other and wanted == (size if exact else int(size + 0.5)) for size, other in sizes
+        word[-1] == unit and wanted == (size if exact else int(size + 0.5)) for size, unit in sizes
     )
 
 
-def _names_of(row: Row) -> tuple[str, ...]:
-    recipe = Catalog.packaged().recipe(row["model"])
-    return (row["model"], *(recipe.names if recipe else ()))
-
-
-def _words_of(row: Row) -> tuple[str | None, ...]:
-    tasks = (score["task"] for score in row["scores"])
-    reference = f"{row['model']}:{row['tag']}"
-    facts = (row["id"], reference, row["family"], row["method"], row["digest"])
-    return *facts, row["status"], row["state"], *tasks
+def _has_all(entry: Entry, words: Iterable[str]) -> bool:
+    names = (entry.id.model, *(entry.recipe.names if entry.recipe else ()))
+    facts = (str(entry.id), entry.id.reference, entry.family, entry.summary.method, entry.digest)
+    tasks = (score.task for score in entry.scores)
+    return _has(words, names, (*facts, entry.where, entry.status.state, *tasks))
 
 
 class PlaceFacts(TypedDict):
@@ -344,41 +394,37 @@ class Place:
     @property
     def is_calibrated_on(self) -> bool:
         """Whether the text of the fit is known to have questions of the benchmark."""
-        manifest = self.entry.manifest
-        used = manifest.fit.calibration if manifest else None
+        used = self.entry.calibration
         seen = self.score.task in used.overlaps_with if used else False
         return seen or bool(self.score.calibrated_on)
 
     @property
     def rank_key(self) -> tuple[bool, float, str]:
         """The smallest is the best."""
-        value = self.score.value or 0.0
+        value, change = self.score.value or 0.0, self.change_percent
         if self.score.task == PERPLEXITY:
-            change = self.change_percent
             return change is None, value if change is None else change, self.entry.id.key
         return False, value if is_lower_better(self.score) else -value, self.entry.id.key
 
-    def facts(self, rank: int) -> PlaceFacts:
-        """Its JSON."""
-        score, paired = self.score, self.score.paired
-        summary: Any = score_summary(score)
-        return {
+
+def _ranked(places: tuple[Place, ...]) -> list[dict[str, Any]]:
+    return [
+        {
             "rank": rank,
-            "id": self.entry.id,
-            "digest": self.entry.digest,
-            "score": summary,
-            "n": score.n,
-            "repeats": score.repeats,
-            "difference": paired.difference if paired else None,
-            "lower95": paired.lower95 if paired else None,
-            "upper95": paired.upper95 if paired else None,
-            "change_percent": self.change_percent,
-            "calibrated_on": self.is_calibrated_on,
+            "id": place.entry.id,
+            "digest": place.entry.digest,
+            "score": score_summary(place.score),
+            "n": place.score.n,
+            "repeats": place.score.repeats,
+            **{
+                name: getattr(place.score.paired, name, None)
+                for name in ("difference", "lower95", "upper95")
+            },
+            "change_percent": place.change_percent,
+            "calibrated_on": place.is_calibrated_on,
         }
-
-
-def _ranked(places: tuple[Place, ...]) -> list[PlaceFacts]:
-    return [place.facts(rank) for rank, place in enumerate(places, 1)]
+        for rank, place in enumerate(places, 1)
+    ]
 
 
 @dataclass(frozen=True)
@@ -400,15 +446,14 @@ def ranked(params: LeaderboardParams, observer: Observer = SILENT) -> Leaderboar
     """
     sources = Sources(params.hubs, offline=params.offline)
     views, unreachable = look(sources.hubs)
-    entries = [
-        one
-        for one in collect(Catalog.packaged(), views)
-        if one.status.state != "yanked" and (one.hubs or not sources.are_named)
+    claims = [
+        (entry, entry.claims)
+        for entry in collect(Catalog.packaged(), views)
+        if entry.status.state != "yanked" and (entry.hubs or not sources.are_named)
     ]
-    claims = [Place(entry, score) for entry in entries for score in _claims(entry)]
-    counts = Counter(place.score.task for place in claims)
+    counts = Counter(task for _, found in claims for task in found)
     meant = _meant(params.task, counts)
-    places = [one for one in claims if one.score.task == meant]
+    places = [Place(entry, found[meant]) for entry, found in claims if meant in found]
     if params.measured:
         places = [one for one in places if one.score.reporter == "measured"]
     if not places:
@@ -418,17 +463,6 @@ def ranked(params: LeaderboardParams, observer: Observer = SILENT) -> Leaderboar
 
 
 leaderboard = python_call(LeaderboardParams, ranked)
-
-
-def _claims(entry: Entry) -> list[Score]:
-    """One score of INT2 for every task, under the recipe: what was measured before what others
-    say."""
-    made = entry.measured.as_scores() if entry.measured else ()
-    found: dict[str, Score] = {}
-    for score in in_order((*entry.scores, *made)):
-        if is_of_recipe(score):
-            found.setdefault(score.task, score)
-    return list(found.values())
 
 
 def _meant(task: str, counts: Counter[str]) -> str:

@@ -56,8 +56,6 @@ _BELOW_GATE = {"poor": "poor perplexity", "unmeasured": "not measured"}
 _RANGE = "The light area covers all layers, the dark one half of them, the line is the middle one."
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
-Pairs = Iterator[tuple[str, str | None]]
-
 
 @dataclass(frozen=True)
 class Exhibit:
@@ -95,7 +93,8 @@ class Exhibit:
     @property
     def int2_request(self) -> int:
         """Bytes that each request takes in BF16."""
-        return next(x.request for x in self.caches.get(1, self.caches[self.gpus]) if _is_int2(x))
+        kinds = self.caches.get(1, self.caches[self.gpus])
+        return next(cache.request for cache in kinds if cache.kind == "INT2")
 
 
 def pages_of(
@@ -257,10 +256,6 @@ def _fits(exhibit: Exhibit) -> Iterator[tuple[str, list[str]]]:
 def _thin(number: int) -> str:
     """A whole number with thin spaces between thousands."""
     return f"{number:,}".replace(",", "\u202f")
-
-
-def _is_int2(cache: Cache) -> bool:
-    return cache.kind == "INT2"
 
 
 _Group = tuple[str, str, list[tuple[str, Markup]]]

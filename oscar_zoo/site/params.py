@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -10,7 +10,7 @@ from oscar_zoo.registry.hubs.table import FORMS
 from oscar_zoo.registry.params import ASKED_HUBS, CREATE_PR, OFFLINE, WRITTEN_HUBS
 from oscar_zoo.verb import Arg, Opt
 
-Sort = Literal["name", "gpqa", "perplexity", "recall", "size"]
+Sort = Literal["name", "score", "gpqa", "perplexity", "recall", "size"]
 SORTS: tuple[str, ...] = get_args(Sort)
 FILTERS = ("model", "tag", "family", "method", "format", "bits", "status", "state")
 
@@ -20,6 +20,11 @@ NameOrFolder = Annotated[
     str | Path, Arg("A name or the folder of an artifact.", "NAME|DIR", complete="names_or_paths")
 ]
 Offline = Annotated[bool, OFFLINE]
+TASK = Opt(
+    "A benchmark, or the beginning of its name; perplexity; recall.",
+    metavar="NAME",
+    complete="tasks",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +32,7 @@ class Asked:
     """Which hubs are asked."""
 
     offline: Offline = False
-    hubs: Annotated[
-        str | tuple[str, ...] | None,
-        ASKED_HUBS,
-    ] = None
+    hubs: Annotated[str | tuple[str, ...] | None, ASKED_HUBS] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class ListParams(Asked):
       oscar-zoo list qwen 8b
       oscar-zoo list --for Qwen/Qwen3-8B
       oscar-zoo list --family Qwen3.5
+      oscar-zoo list qwen --sort score --task gpqa
       oscar-zoo list --sort gpqa --filter family='Qwen3*'
       oscar-zoo list --hub file:/srv/zoo --json
     """
@@ -85,11 +88,12 @@ class ListParams(Asked):
     sort: Annotated[
         Sort,
         Opt(
-            "Best first: the highest GPQA or recall with INT2, the smallest change of perplexity"
-            " or size. Unknown values come last.",
+            "Best first: the score with INT2 in --task, the highest GPQA or recall, the smallest"
+            " change of perplexity or size. Unknown values come last.",
             shown=True,
         ),
     ] = "name"
+    task: Annotated[str | None, replace(TASK, help=f"{TASK.help} [default: gpqa]")] = None
 
 
 @dataclass(frozen=True)
@@ -128,15 +132,7 @@ class LeaderboardParams(Asked):
       oscar-zoo leaderboard --hub hf:my-org/zoo --json
     """
 
-    task: Annotated[
-        str,
-        Opt(
-            "A benchmark, or the beginning of its name; perplexity; recall.",
-            metavar="NAME",
-            shown=True,
-            complete="tasks",
-        ),
-    ] = "gpqa"
+    task: Annotated[str, replace(TASK, shown=True)] = "gpqa"
     _: KW_ONLY
     measured: Annotated[bool, Opt("Only what oscar-zoo itself measured.")] = False
 
@@ -220,7 +216,7 @@ class InfoParams(Asked):
         Opt(
             "Say what fits on a GPU of this size, such as 24GiB.",
             metavar="SIZE",
-            read="oscar_zoo.cli.parsing:parse_memory",
+            read="oscar_zoo.cli.options:parse_memory",
         ),
     ] = None
 
@@ -249,10 +245,7 @@ class WritingParams:
     """To which hubs something is written, and how."""
 
     create_pr: Annotated[bool, CREATE_PR] = False
-    hubs: Annotated[
-        tuple[str, ...],
-        WRITTEN_HUBS,
-    ] = ()
+    hubs: Annotated[tuple[str, ...], WRITTEN_HUBS] = ()
 
 
 @dataclass(frozen=True)

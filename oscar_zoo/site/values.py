@@ -9,6 +9,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from oscar_zoo.artifact.specs import Score
+from oscar_zoo.registry.score_file import value_text
 
 
 def plain_text(text: str) -> str:
@@ -41,11 +42,8 @@ def counted(number: int, what: str) -> str:
 
 def value_of(score: Score | None, *, unit: bool = False) -> str | None:
     """A value with its standard error; `None` where there is none."""
-    if score is None or score.value is None:
-        return None
-    error = "" if score.stderr is None else f" ± {score.stderr:.2f}"
-    named = f" {unit_of(score)}" if unit and unit_of(score) else ""
-    return f"{score.value:.2f}{error}{named}"
+    text = value_text(score)
+    return f"{text} {unit_of(score)}".rstrip() if score and text and unit else text
 
 
 def unit_of(score: Score) -> str:

@@ -3,7 +3,7 @@ seen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from tiny_artifacts import rotation
 
 from oscar_zoo.artifact import checks
-from oscar_zoo.artifact.checks import CheckFinding, Problem
+from oscar_zoo.artifact.checks import Finding
 from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.outcome import Refused, Rejected
 
+Matrix = NDArray[np.floating]
 GOOD = tiny.rotation_set()
 HEADS = tiny.per_head_set()
 PARTNERED = tiny.partnered_set()
@@ -39,20 +41,31 @@ def first_values(*changed: float) -> NDArray[np.float32]:
     )
 
 
-@pytest.mark.parametrize(
-    ("error", "grade"),
-    [(1e-7, "fp64"), (4e-7, "fp32"), (4.5e-6, "fp32"), (5.5e-6, None), (-5.5e-6, None)],
-)
-def test_grades_of_precision(error: float, grade: str | None) -> None:
-    result = checks.numeric(off_by(error))
-    if grade is None:
-        assert isinstance(result, Problem)
-        assert (result.code, result.layer, result.limit) == ("not_orthogonal", 1, 5e-6)
-        assert result.measured == pytest.approx(abs(error), rel=0.1)
-    else:
-        assert isinstance(result, tuple)
-        assert result[1] == grade
-        assert result[0].warnings == (() if grade == "fp64" else ("numeric.fp32_grade",))
+def refused(check: Callable[[RotationSet], object], rotations: RotationSet) -> Rejected:
+    with pytest.raises(Refused) as caught:
+        check(rotations)
+    assert isinstance(caught.value.failure, Rejected)
+    return caught.value.failure
+
+
+@pytest.mark.parametrize(("error", "grade"), [(1e-7, "fp64"), (4e-7, "fp32"), (4.5e-6, "fp32")])
+def test_grades_of_precision(error: float, grade: str) -> None:
+    found, seen = checks.numeric(off_by(error))
+    warned = found.warnings == ("numeric.fp32_grade",)
+    assert seen == grade and warned is (grade == "fp32")
+
+
+@pytest.mark.parametrize("error", [5.5e-6, -5.5e-6])
+def test_what_is_less_precise_than_float32_is_refused(error: float) -> None:
+    found = refused(checks.numeric, off_by(error))
+    assert (found.code, found.layer, found.limit) == ("not_orthogonal", 1, 5e-6)
+    assert found.measured == pytest.approx(abs(error), rel=0.1)
+
+
+def stored(layer_set: RotationSet, forward: Matrix, partner: Matrix) -> RotationSet:
+    """A set of one layer with a pair of matrices, as float32."""
+    single = {"forward": forward.astype(np.float32), "partner": partner.astype(np.float32)}
+    return replace(layer_set, layers=(replace(layer_set.layers[0], **single),))
 
 
 @pytest.mark.parametrize(("noise", "grade"), [(0.0, "fp64"), (3e-7, "fp32")])
@@ -64,72 +77,30 @@ def test_partners_are_graded_by_what_rounding_alone_gives(noise: float, grade: s
     stretch = np.geomspace(1, 200, 64)
     forward, partner = (left * stretch) @ right, (left / stretch) @ right
     partner = partner * (1 + noise * draw.standard_normal(partner.shape))
-    stored = {"forward": forward.astype(np.float32), "partner": partner.astype(np.float32)}
-    layer = replace(PARTNERED.layers[0], **stored)
-    found = checks.numeric(replace(PARTNERED, layers=(layer,)))
-    assert isinstance(found, tuple)
-    assert (
-        np.abs(
-            forward.astype(np.float32) @ partner.astype(np.float32).swapaxes(1, 2) - np.eye(64)
-        ).max()
-        > 2e-7
-    )
-    assert found[1] == grade
-
-
-def test_the_worst_head_is_named() -> None:
-    forward = HEADS.layers[-1].forward.copy()
-    forward[1] *= np.float32(1.001)
-    result = checks.numeric(tiny.change(HEADS, forward=forward))
-    assert isinstance(result, Problem)
-    assert (result.layer, result.head) == (1, 1)
-
-
-def test_a_partner_is_part_of_what_makes_a_layer() -> None:
-    broken = tiny.change(
-        PARTNERED, forward=PARTNERED.layers[0].forward
-    )  # the partner is still the last layer's
-    assert isinstance(checks.numeric(broken), Problem)
+    pair = stored(PARTNERED, forward, partner)
+    product = pair.layers[0].forward @ pair.layers[0].partner.swapaxes(1, 2)
+    assert np.abs(product - np.eye(64)).max() > 2e-7
+    assert checks.numeric(pair)[1] == grade
 
 
 @pytest.mark.parametrize(("ratio", "warned"), [(300.0, False), (3000.0, True)])
 def test_an_ill_conditioned_transform_is_a_warning(ratio: float, warned: bool) -> None:
-    scale = np.geomspace(1, ratio, tiny.D)
-    basis = HEADS.layers[-1].forward.astype(np.float64)
-    forward = basis * scale
-    changed = tiny.change(
-        PARTNERED, forward=forward.astype(np.float32), partner=(basis / scale).astype(np.float32)
-    )
-    exact = [
-        replace(
-            layer,
-            partner=np.linalg.inv(layer.forward.astype(np.float64))
-            .swapaxes(-1, -2)
-            .astype(np.float32),
-        )
-        for layer in changed.layers
-    ]
-    result = checks.numeric(replace(changed, layers=tuple(exact)))
-    assert not isinstance(result, Problem)
-    assert ("numeric.condition" in result[0].warnings) is warned
+    forward = HEADS.layers[-1].forward * np.geomspace(1, ratio, tiny.D, dtype=np.float32)
+    partner = np.linalg.inv(forward.astype(np.float64)).swapaxes(-1, -2)
+    found, _ = checks.numeric(stored(PARTNERED, forward, partner))
+    assert ("numeric.condition" in found.warnings) is warned
 
 
-@pytest.mark.parametrize(
-    ("low", "allowed"), [(0.0, True), (-5e-7, True), (-2e-6, False), (-1.0, False)]
-)
-def test_eigenvalues_may_be_noise_below_zero(low: float, allowed: bool) -> None:
-    result = checks.eigenvalues(tiny.change(GOOD, eigenvalues=first_values(low)))
-    assert isinstance(result, CheckFinding) is allowed
-    assert allowed or (isinstance(result, Problem) and result.code == "eigenvalues.sign")
-
-
-def test_one_bad_head_is_enough() -> None:
+def test_one_bad_head_or_partner_is_enough() -> None:
     last = HEADS.layers[-1]
     assert last.eigenvalues is not None
-    silent = last.eigenvalues.copy()
+    forward, silent = last.forward.copy(), last.eigenvalues.copy()
+    forward[1] *= np.float32(1.001)
     silent[1] = 0
-    found = checks.eigenvalues(tiny.change(HEADS, eigenvalues=silent))
-    assert isinstance(found, Problem)
+    found = refused(checks.numeric, tiny.change(HEADS, forward=forward))
+    assert (found.layer, found.head) == (1, 1)
+    refused(checks.numeric, tiny.change(PARTNERED, forward=PARTNERED.layers[0].forward))
+    found = refused(checks.eigenvalues, tiny.change(HEADS, eigenvalues=silent))
     assert found.code == "eigenvalues.sign"
     for code, matrix in {
         "content.identity": np.eye(tiny.D),
@@ -138,18 +109,26 @@ def test_one_bad_head_is_enough() -> None:
     }.items():
         forward = last.forward.copy()
         forward[1] = matrix
-        found = checks.content(tiny.change(HEADS, forward=forward))
-        assert isinstance(found, Problem)
+        found = refused(checks.content, tiny.change(HEADS, forward=forward))
         assert (found.code, found.layer) == (code, 1)
+
+
+@pytest.mark.parametrize(
+    ("low", "allowed"), [(0.0, True), (-5e-7, True), (-2e-6, False), (-1.0, False)]
+)
+def test_eigenvalues_may_be_noise_below_zero(low: float, allowed: bool) -> None:
+    changed = tiny.change(GOOD, eigenvalues=first_values(low))
+    if allowed:
+        assert isinstance(checks.eigenvalues(changed), Finding)
+    else:
+        assert refused(checks.eigenvalues, changed).code == "eigenvalues.sign"
 
 
 def test_layers_that_share_a_matrix_are_still_checked_for_their_own_eigenvalues() -> None:
     shared = tiny.hadamard_set()
     assert shared.layers[0].forward is shared.layers[1].forward
-    found = checks.numeric(
-        tiny.change(shared, eigenvalues=np.full(tiny.D, np.nan, dtype=np.float32))
-    )
-    assert isinstance(found, Problem)
+    broken = tiny.change(shared, eigenvalues=np.full(tiny.D, np.nan, dtype=np.float32))
+    found = refused(checks.numeric, broken)
     assert (found.code, found.layer) == ("not_finite", 1)
 
 
@@ -170,11 +149,8 @@ def test_localisation_compares_keys_values_and_both(
     assert checks.localisation(sides).warnings == warnings
 
 
-def test_results_come_in_order() -> None:
+def test_results_come_in_order_until_the_caller_stops() -> None:
     assert list(checks.over_cores(lambda n: n * n, range(100))) == [n * n for n in range(100)]
-
-
-def test_nothing_more_is_begun_once_the_caller_stops() -> None:
     begun = []
     results = checks.over_cores(begun.append, range(10_000))
     assert isinstance(results, Iterator)

@@ -3,7 +3,6 @@ same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from tiny_artifacts import folders, geometry
 
 from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.artifact.files import read_file, sha256_hex
-from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.outcome import Rejected, Verified
 from oscar_zoo.artifact.reader import GROUPINGS, read_rotation
 from oscar_zoo.artifact.writer import rotation_bytes
@@ -53,21 +51,6 @@ def test_every_format_has_a_golden_pair() -> None:
     assert FILES.keys() == FACTS.keys()
     assert {fact[0] for fact in FACTS.values()} == set(GROUPINGS)
     assert all(path.stat().st_size < 8000 for path in FILES.values())
-
-
-MAKERS: dict[str, Callable[[], RotationSet]] = {
-    "k_rotation_wush.pt": lambda: tiny.partnered_set("k"),
-    "k_rotation_perhead.pt": tiny.per_head_set,
-}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_golden_files_hold_what_the_builders_make(name: str) -> None:
-    made, stored = MAKERS[name](), read_rotation(read_file(FILES[name]), what=name)
-    for ours, theirs in zip(made.layers, stored.layers, strict=True):
-        # eigenvectors may change sign between LAPACK builds
-        assert abs(ours.forward).sum() == pytest.approx(abs(theirs.forward).sum(), rel=1e-2)
-        assert ours.eigenvalues == pytest.approx(theirs.eigenvalues, rel=1e-4)
 
 
 FOLDERS = folders()

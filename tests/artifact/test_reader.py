@@ -166,12 +166,8 @@ def test_upstream_variants_of_format_3() -> None:
         archive([r for r in records if not str(r.name).endswith(("data/1", "data/2", "data/3"))]),
         what="3",
     )
-    assert (found.role, found.transform, found.centered, found.orthogonal) == (
-        "k",
-        "center",
-        True,
-        True,
-    )
+    got = (found.role, found.transform, found.centered, found.orthogonal)
+    assert got == ("k", "center", True, True)
     assert found.requires == ("k_mean",)
     assert found.layers[0].mean is not None
     assert found.layers[0].eigenvalues is None

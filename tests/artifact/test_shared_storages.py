@@ -80,10 +80,3 @@ def test_one_shape_of_one_storage_is_read() -> None:
     ours = read_by_us(file_of(WHOLE, WHOLE))
     assert ours is not None
     assert all(np.array_equal(matrix, RECORD) for matrix in ours)
-
-
-@pytest.mark.parametrize("names", [("whole", "corner"), ("corner", "whole")])
-def test_two_sizes_of_one_storage_have_their_own_code(names: tuple[str, str]) -> None:
-    with pytest.raises(MalformedFile) as caught:
-        read_rotation(file_of(*(VIEWS[name] for name in names)), what="a")
-    assert caught.value.reason == "tensor.shared"

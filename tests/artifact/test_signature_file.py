@@ -83,11 +83,8 @@ def _statements() -> Iterator[Case]:
     older = "https://model_signing/Digests/v0.1"
     for kind in (older, "https://model_signing/signature/v9.0", None, 7):
         wrong = {"predicateType": kind}
-        yield (
-            f"predicate {kind}",
-            "signature.version",
-            changed(lambda v, w=wrong: v.update(w)),
-        )
+        data = changed(lambda v, w=wrong: v.update(w))
+        yield f"predicate {kind}", "signature.version", data
     yield "statement", "signature.version", changed(lambda v: v.update(_type="x"))
     yield "two subjects", schema, changed(lambda v: v.update(subject=v["subject"] * 2))
     digest = {"digest": {"sha256": "44" * 32}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from oscar_zoo.artifact import statistics, tensor_file
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard, pbr_permutation
 from oscar_zoo.artifact.statistics import (
+    FingerprintMatch,
     compare,
     fingerprint_bytes,
     probe_signs,
@@ -27,19 +29,21 @@ D = 64
 Matrix = NDArray[np.float64]
 
 
+def compared(rotations: RotationSet, fingerprint: Any, model: str = MODEL) -> FingerprintMatch:
+    found = compare(rotations, fingerprint, model, None)
+    assert found is not None
+    return found
+
+
 def signs(vector: Matrix) -> str:
     return "".join("+" if value > 0 else "-" for value in vector[:32])
 
 
 def test_sign_vectors_are_the_published_ones() -> None:
-    assert (
-        signs(probe_signs(MODEL, REVISION, "qq", 0, None, 0, 128))
-        == "--++-----++---+----++-+-+--++--+"
-    )
-    assert (
-        signs(probe_signs(MODEL, REVISION, "vv", 35, 7, 1, 128))
-        == "++++++++--++---++-+++++-+---+--+"
-    )
+    got = signs(probe_signs(MODEL, REVISION, "qq", 0, None, 0, 128))
+    assert got == "--++-----++---+----++-+-+--++--+"
+    got = signs(probe_signs(MODEL, REVISION, "vv", 35, 7, 1, 128))
+    assert got == "++++++++--++---++-+++++-+---+--+"
 
 
 def test_sign_vectors_depend_on_everything() -> None:
@@ -57,13 +61,10 @@ def test_heads_are_compared_one_by_one() -> None:
     )
     rotations = RotationSet(2, "qqt_r_h_pbr", "kv_head", "oscar", True, False, layers)
     fingerprint = read_fingerprint(fingerprint_bytes({"qq": matrices}, (3, 7), MODEL, None))
-    good = compare(rotations, fingerprint, MODEL, None)
-    assert good is not None
-    assert good.worst < statistics.LIMIT
+    assert compared(rotations, fingerprint).worst < statistics.LIMIT
     broken = layers[1].forward.copy()
     broken[2, :, 0] *= -1
-    bad = compare(tiny.change(rotations, forward=broken), fingerprint, MODEL, None)
-    assert bad is not None
+    bad = compared(tiny.change(rotations, forward=broken), fingerprint)
     assert (bad.layer, bad.head) == (7, 2)
 
 
@@ -85,8 +86,7 @@ def test_compositions_are_undone(composition: str) -> None:
     fingerprint = read_fingerprint(fingerprint_bytes({"qq": covariance[None]}, (0,), MODEL, None))
     objective = f"qqt_{composition}"
     rotations = RotationSet(1, objective, "layer", "oscar", True, False, (layer,))
-    found = compare(rotations, fingerprint, MODEL, None)
-    assert found is not None and found.worst < statistics.LIMIT
+    assert compared(rotations, fingerprint).worst < statistics.LIMIT
     unknown = replace(rotations, objective="qqt_pbr")
     assert compare(unknown, fingerprint, MODEL, None) is None
     bare = replace(rotations, layers=(replace(layer, eigenvalues=None),))
@@ -103,9 +103,7 @@ def test_tied_eigenvalues_allow_both_orders(clamp: bool) -> None:
     layer = LayerTransform(0, matrix, matrix, eigenvalues=clamped.astype(np.float32))
     rotations = RotationSet(1, "qqt_r_h_pbr", "layer", "oscar", True, False, (layer,))
     fingerprint = read_fingerprint(fingerprint_bytes({"qq": covariance[None]}, (0,), MODEL, None))
-    found = compare(rotations, fingerprint, MODEL, None)
-    assert found is not None
-    assert found.worst < statistics.LIMIT
+    assert compared(rotations, fingerprint).worst < statistics.LIMIT
 
 
 def test_nothing_to_compare_is_none_and_other_shapes_are_infinite() -> None:
@@ -114,9 +112,7 @@ def test_nothing_to_compare_is_none_and_other_shapes_are_infinite() -> None:
     assert compare(tiny.hadamard_set(), fingerprint, MODEL, None) is None
     assert compare(tiny.rotation_set("sst_r_h_pbr"), fingerprint, MODEL, None) is None
     assert compare(tiny.partnered_set(), fingerprint, MODEL, None) is None
-    found = compare(tiny.rotation_set(layers=(0, 1, 2)), fingerprint, MODEL, None)
-    assert found is not None
-    assert np.isinf(found.worst)
+    assert np.isinf(compared(tiny.rotation_set(layers=(0, 1, 2)), fingerprint).worst)
 
 
 def test_the_file_is_canonical_and_plain_safetensors() -> None:
@@ -200,10 +196,7 @@ def test_one_wrong_layer_is_found_wherever_it_stands(bad: int) -> None:
     fingerprint = read_fingerprint(fingerprint_bytes(matrices, tiny.LAYERS, "model", None))
     other = tiny.rotated(tiny.covariances(1, seed=9)[0], bad)
     layers = tuple(other if layer.layer_id == bad else layer for layer in good.layers)
-    found = compare(replace(good, layers=layers), fingerprint, "model", None)
-    assert found is not None
+    found = compared(replace(good, layers=layers), fingerprint, "model")
     assert found.layer == bad
-    assert min(found.trace, found.diag, found.sketch) > statistics.LIMIT
-    honest = compare(good, fingerprint, "model", None)
-    assert honest is not None
-    assert honest.worst < statistics.LIMIT
+    assert min(found.errors) > statistics.LIMIT
+    assert compared(good, fingerprint, "model").worst < statistics.LIMIT

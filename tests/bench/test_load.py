@@ -18,34 +18,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from cli_output import check
 from raw_server import closed_port
 
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.server import Server
 from oscar_zoo.evaluate.bench import load
-from oscar_zoo.evaluate.bench.load import (
-    Caller,
-    ClientCall,
-    Drain,
-    Load,
-    LoadLimits,
-    LoadReport,
-    Outcome,
-    Tally,
-    Usage,
-    Watch,
-    call,
-    free_when_idle,
-    gpu_memory,
-    group_memory,
-    measure,
-    probes,
-    run_load,
-    usage,
-)
+from oscar_zoo.evaluate.bench.load import Call, Drain, FreeTokens, Load, LoadReport, Usage
+from oscar_zoo.verb import as_json
 
 LOAD = Load(clients=4, seconds=0.5, longest=50, new_tokens=6, aborts=0.4)
 Events = Callable[[dict[str, Any]], Iterator[bytes]]
+DONE = b"data: [DONE]\n\n"
 PLENTY = 300.0
 """Seconds that no answer takes, however busy the machine is."""
 
@@ -63,7 +47,7 @@ def good(body: dict[str, Any]) -> Iterator[bytes]:
     wanted = body["sampling_params"]["max_new_tokens"]
     for count in range(1, wanted + 1):
         yield event(count, "length" if count == wanted else None)
-    yield b"data: [DONE]\n\n"
+    yield DONE
 
 
 @pytest.fixture
@@ -112,50 +96,29 @@ def test_a_whole_stream_is_finished_and_a_client_can_hang_up_anywhere(
     stream: Callable[..., ServerClient],
 ) -> None:
     client = stream(good)
-    done = call(client, ClientCall((1, 2), 5))
-    assert (done.tokens, done.hung_up, done.error) == (
-        5,
-        False,
-        None,
-    ) and done.first_token_s is not None
+    done = Call((1, 2), 5).run(client)
+    assert (done.tokens, done.hung_up, done.error) == (5, False, None)
+    assert done.first_token_s is not None
     for at in (0, 1, 3):
-        outcome = call(client, ClientCall((1, 2), 5, hang_up=at))
+        outcome = Call((1, 2), 5, hang_up=at).run(client)
         assert (outcome.tokens, outcome.hung_up, outcome.error) == (at, True, None)
-
-
-def broken_off(body: dict[str, Any]) -> Iterator[bytes]:
-    yield event(1, None)
-
-
-def aborted(body: dict[str, Any]) -> Iterator[bytes]:
-    yield event(1, "abort")
-    yield b"data: [DONE]\n\n"
-
-
-def too_short(body: dict[str, Any]) -> Iterator[bytes]:
-    yield event(4, "length")
-    yield b"data: [DONE]\n\n"
-
-
-def an_error(body: dict[str, Any]) -> Iterator[bytes]:
-    yield b'data: {"error": {"message": "out of memory"}}\n\n'
-    yield b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize(
     ("events", "seen"),
     [
         (503, "status 503"),
-        (broken_off, "the stream ended before its end"),
-        (aborted, "finished by abort"),
-        (too_short, "4 of 5 tokens came"),
-        (an_error, "out of memory"),
+        ((event(1, None),), "the stream ended before its end"),
+        ((event(1, "abort"), DONE), "finished by abort"),
+        ((event(4, "length"), DONE), "4 of 5 tokens came"),
+        ((b'data: {"error": {"message": "out of memory"}}\n\n', DONE), "out of memory"),
     ],
 )
 def test_everything_else_is_an_error(
-    stream: Callable[..., ServerClient], events: Events | int, seen: str
+    stream: Callable[..., ServerClient], events: tuple[bytes, ...] | int, seen: str
 ) -> None:
-    assert seen in str(call(stream(events), ClientCall((1, 2), 5)).error)
+    given = events if isinstance(events, int) else lambda body: iter(events)
+    assert seen in str(Call((1, 2), 5).run(stream(given)).error)
 
 
 @pytest.fixture
@@ -173,10 +136,10 @@ def silence() -> Iterator[Events]:
 def test_silence_and_nobody_there_are_errors(
     stream: Callable[..., ServerClient], silence: Events
 ) -> None:
-    assert call(stream(silence, 0.3), ClientCall((1, 2), 5)).error == "no answer in time"
+    assert Call((1, 2), 5).run(stream(silence, 0.3)).error == "no answer in time"
     with closed_port() as port:
         client = ServerClient(f"http://127.0.0.1:{port}")
-        assert "ConnectionRefusedError" in str(call(client, ClientCall((1,), 1)).error)
+        assert "ConnectionRefusedError" in str(Call((1,), 1).run(client).error)
 
 
 def test_clients_work_until_time_is_over_and_everything_is_counted(
@@ -187,31 +150,25 @@ def test_clients_work_until_time_is_over_and_everything_is_counted(
     clock = SimpleNamespace(monotonic=lambda: next(looks) / 1000)
     monkeypatch.setattr(load, "time", clock)
     seen: list[float] = []
-    tally = run_load(stream(good), LOAD, lambda tally, seconds: seen.append(seconds))
-    assert (
-        not tally.errors
-        and tally.finished > LOAD.clients
-        and tally.aborted > 0
-        and tally.tokens > tally.finished
-    )
+    tally = load.run_load(stream(good), LOAD, lambda tally, seconds: seen.append(seconds))
+    assert not tally.errors and tally.finished > LOAD.clients and tally.aborted > 0
+    assert tally.new_tokens > tally.finished
     assert tally.requests == tally.finished + tally.aborted and seen == sorted(seen)
-    failing = run_load(stream(500), replace(LOAD, aborts=0.0))
+    failing = load.run_load(stream(500), replace(LOAD, aborts=0.0))
     assert failing.finished == 0 and list(failing.errors) == ["status 500: "]
 
 
 def test_prompts_share_prefixes_of_every_length_and_come_again_with_the_same_seed() -> None:
-    load = replace(LOAD, longest=400)
-    calls = [caller.next() for caller in (Caller(load, 1), Caller(load, 2)) for _ in range(60)]
-    assert calls[:60] == [
-        one for caller in [Caller(load, 1)] for one in (caller.next() for _ in range(60))
-    ]
-    assert all(2 <= len(one.prompt) <= 400 and 1 <= one.new_tokens <= 6 for one in calls)
-    assert all(one.hang_up is None or 0 <= one.hang_up < one.new_tokens for one in calls)
-    assert 0.2 < sum(one.hang_up is not None for one in calls) / len(calls) < 0.6
-    first, second = ([one.prompt for one in part] for part in (calls[:60], calls[60:]))
-    shared = [max(common(a, b) for b in second) for a in first]
+    long = replace(LOAD, longest=400)
+    first, again, second = ([*itertools.islice(load.calls(long, n), 60)] for n in (1, 1, 2))
+    assert first == again
+    asked = first + second
+    assert all(2 <= len(one.prompt) <= 400 and 1 <= one.new_tokens <= 6 for one in asked)
+    assert all(one.hang_up is None or 0 <= one.hang_up < one.new_tokens for one in asked)
+    assert 0.2 < sum(one.hang_up is not None for one in asked) / len(asked) < 0.6
+    shared = [max(common(a.prompt, b.prompt) for b in second) for a in first]
     assert sum(n >= 8 for n in shared) > 30 and len(set(shared)) > 20
-    assert probes(load) == probes(load)
+    assert load.probes(long) == load.probes(long)
 
 
 def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
@@ -221,11 +178,11 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 def test_memory_is_flat_or_not() -> None:
-    assert usage([]) is None
+    assert load.usage([]) is None
     warming = [10, 50, 90, 100, *[100] * 8]
-    assert usage(warming) == Usage(100, 100, 100)
-    leaking = usage([100 + 10 * i for i in range(60)])
-    assert leaking is not None and leaking.growth > 250 and leaking.peak == 690
+    assert load.usage(warming) == Usage(100, 100, 100)
+    leaking = load.usage([100 + 10 * i for i in range(60)])
+    assert leaking is not None and leaking.late - leaking.early > 250 and leaking.peak == 690
 
 
 def test_memory_of_a_group_is_that_of_all_its_processes() -> None:
@@ -243,13 +200,13 @@ def test_memory_of_a_group_is_that_of_all_its_processes() -> None:
     assert (
         child.stdout is not None and child.stdin is not None and child.stdout.readline() == b"up\n"
     )
-    with Watch(child.pid, pause=0.01) as watch:
-        assert group_memory(child.pid) > 40 << 20
+    with load.watched(child.pid, pause=0.01) as (host, _):
+        assert load.group_memory(child.pid) > 40 << 20
     child.stdin.close()
     child.wait()
     child.stdout.close()
-    assert watch.host is not None and watch.host.late > 40 << 20
-    assert group_memory(child.pid) == 0
+    assert max(host) > 40 << 20
+    assert load.group_memory(child.pid) == 0
 
 
 @pytest.mark.parametrize(
@@ -266,7 +223,7 @@ def test_slots_are_missing_only_when_they_stay_missing(
     monkeypatch.setattr(load, "LEAKED", 1.0)
     monkeypatch.setattr(load, "PAUSE", 0.01)
     client = cast(ServerClient, SimpleNamespace(flush=lambda: None, free_tokens=free_tokens))
-    assert free_when_idle(client, (1500,)) == (found,)
+    assert load.free_when_idle(client, (1500,)) == (found,)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +237,7 @@ def test_only_the_gpus_of_the_server_are_looked_at(
     chosen = [cards[int(n)] for n in visible.split(",")]
     monkeypatch.setattr(load.hardware, "gpus", lambda: cards)
     monkeypatch.setattr(load.hardware, "visible", lambda _: chosen)
-    assert gpu_memory(numbers) == used << 20 and gpu_memory(range(4, 5)) is None
+    assert load.gpu_memory(numbers) == used << 20 and load.gpu_memory(range(4, 5)) is None
 
 
 def server_of_this_process(tmp_path: Path) -> Server:
@@ -298,21 +255,17 @@ def test_a_signal_keeps_what_was_measured(
         if label != "0 requests":
             raise signalled
 
-    report = measure(
-        server_of_this_process(tmp_path),
-        stream(good),
-        replace(LOAD, seconds=60.0),
-        LoadLimits(),
-        tell,
-    )
-    counted = report.tally.requests
-    assert counted > 0 and report.seconds < 50 and report.violations == ()
-    assert (report.free_before, report.free_after, report.same_answers) == ((100,), None, None)
-    facts = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    report = LoadReport(replace(LOAD, seconds=60.0))
+    load.measure(server_of_this_process(tmp_path), stream(good), report, tell)
+    counted = report.requests
+    assert counted > 0 and report.seconds < 50 and report.violations == []
+    facts = as_json(report)
+    check(facts)
+    assert facts["free_tokens"] == {"before": [100], "after": None}
     kind = "SIGINT" if isinstance(signalled, KeyboardInterrupt) else "SIGTERM"
-    assert (facts["stopped"], facts["drain"]) == (kind, None)
+    assert (facts["stopped"], facts["drain"], facts["same_answers"]) == (kind, None, None)
     time.sleep(0.3)
-    assert report.tally.requests == counted
+    assert report.requests == counted
 
 
 def test_a_signal_before_the_first_answer_is_raised(
@@ -321,46 +274,42 @@ def test_a_signal_before_the_first_answer_is_raised(
     def tell(done: int, total: int, label: str) -> None:
         raise KeyboardInterrupt
 
-    child, quiet = server_of_this_process(tmp_path), replace(LOAD, aborts=0.0)
+    child, quiet = server_of_this_process(tmp_path), LoadReport(replace(LOAD, aborts=0.0))
     with pytest.raises(KeyboardInterrupt):
-        measure(child, stream(silence), quiet, LoadLimits(), tell)
+        load.measure(child, stream(silence), quiet, tell)
 
 
 @pytest.fixture
 def report() -> LoadReport:
-    tally = Tally()
-    tally.add(Outcome(5, 0.1))
-    tally.add(Outcome(2, 0.2, hung_up=True))
-    drain = Drain(2, 2, 6.0, True, "status 0", True, "refused")
-    flat = Usage(1000 << 20, 1001 << 20, 1002 << 20)
-    return LoadReport(
-        LOAD, tally, 1.0, flat, None, (100,), (100,), True, drain, LoadLimits(growth=64 << 20)
-    )
+    made = LoadReport(LOAD, seconds=1.0, same_answers=True, growth=64 << 20)
+    made.add(Call((1,), 5, tokens=5, first_token_s=0.1))
+    made.add(Call((1,), 5, tokens=2, first_token_s=0.2, hung_up=True))
+    made.host_memory = Usage(1000 << 20, 1001 << 20, 1002 << 20)
+    made.free_tokens = FreeTokens((100,), (100,))
+    made.drain = Drain(2, 2, 6.0, True, "status 0", True, "refused")
+    return made
 
 
 def test_every_violation_has_its_line(report: LoadReport) -> None:
-    assert report.violations == () and report.exit_code == 0
-    facts = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert report.violations == [] and report.exit_code == 0
+    facts = as_json(report)
+    check(facts)
     assert (facts["finished"], facts["aborted"], facts["new_tokens"]) == (1, 1, 7)
     grown, drain = Usage(1 << 30, 2 << 30, 2 << 30), report.drain
-    broken = [
-        (replace(report, host=grown), "memory of the processes grew by 1,074 MB"),
-        (replace(report, gpu=grown), "memory of the GPUs grew by 1,074 MB"),
-        (replace(report, free_after=(93,)), "7 token slots were not given back"),
-        (replace(report, free_after=None), "requests of clients that are gone still ran"),
-        (replace(report, same_answers=False), "the same prompts have other answers"),
-        (replace(report, tally=Tally()), "no request finished"),
-    ]
-    ended: list[tuple[dict[str, Any], str]] = [
-        ({"finished": 1}, "SIGTERM cut off 1 of 2 running requests"),
-        ({"ended": False}, "the server still ran 6 s after SIGTERM"),
-        ({"status": "status 1"}, "ended with status 1 after SIGTERM"),
-        ({"turned_away": False}, "/health still invited requests"),
-    ]
     assert drain is not None
-    broken += [(replace(report, drain=replace(drain, **one)), line) for one, line in ended]
-    for made, line in broken:
-        (found,) = made.violations
+    broken: list[tuple[dict[str, Any], str]] = [
+        ({"host_memory": grown}, "memory of the processes grew by 1,074 MB"),
+        ({"gpu_memory": grown}, "memory of the GPUs grew by 1,074 MB"),
+        ({"free_tokens": FreeTokens((100,), (93,))}, "7 token slots were not given back"),
+        ({"free_tokens": FreeTokens((100,))}, "requests of clients that are gone still ran"),
+        ({"same_answers": False}, "the same prompts have other answers"),
+        ({"finished": 0}, "no request finished"),
+        ({"errors": {"status 500": 1}}, "1 requests failed: status 500"),
+        ({"drain": replace(drain, finished=1)}, "SIGTERM cut off 1 of 2 running requests"),
+        ({"drain": replace(drain, ended=False)}, "the server still ran 6 s after SIGTERM"),
+        ({"drain": replace(drain, status="status 1")}, "ended with status 1 after SIGTERM"),
+        ({"drain": replace(drain, turned_away=False)}, "/health still invited requests"),
+    ]
+    for change, line in broken:
+        (found,) = replace(report, **change).violations
         assert line in found
-    report.tally.add(Outcome(error="status 500"))
-    assert report.violations == ("1 requests failed: status 500",)

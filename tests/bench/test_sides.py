@@ -1,12 +1,17 @@
-"""Command lines of the engines: alike but for the cache and its attention."""
+"""Command lines of the engines: alike but for the cache and its attention. Models and artifacts of
+random numbers have the shapes of real ones and pass the same checks."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from oscar_zoo.artifact.artifact_folder import verify_path
+from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
@@ -14,7 +19,15 @@ from oscar_zoo.engines.sglang.offline_process import Bulk, Case, OfflineJob
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.bench import sides
+from oscar_zoo.evaluate.bench.report import CACHES, Side
+from oscar_zoo.models.model_source import inspect_model
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.recipe import ModelRecipe
 
+MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-qwen3-hard"
+KNOWN: list[ModelRecipe] = [
+    recipe for recipe in Catalog.packaged().recipes() if recipe.weights is not None
+]
 ENGINES = sides.Engines(
     model="/m",
     random_weights=True,
@@ -31,10 +44,10 @@ ENGINES = sides.Engines(
     port=31000,
     flags=UserFlags(["--tp=2"]),
 )
-BF16, FP8, INT2 = SIDES = sides.all_sides(sides.CACHES, ["flashinfer"])
+BF16, FP8, INT2 = SIDES = sides.all_sides(CACHES, ["flashinfer"])
 
 
-def flags(side: sides.Side, engines: sides.Engines = ENGINES) -> dict[str, str]:
+def flags(side: Side, engines: sides.Engines = ENGINES) -> dict[str, str]:
     return dict(f"{argument}=".split("=")[:2] for argument in sides.arguments(side, engines))  # type: ignore[misc]
 
 
@@ -56,8 +69,8 @@ def test_the_sides_differ_in_the_cache_only(device: str) -> None:
 def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
     """But for the pool, which the cases of a measurement decide."""
     options = plan.ServeOptions(model="/m", recipe=ENGINES.recipe, device=device)
-    staged = plan.Staged(ArtifactSource(folder="/r"), "sha256:1", tmp_path)
-    pairs = (argument.partition("=") for argument in plan.plan(options, staged, {}).argv[4:])
+    staged = {"rotations": ArtifactSource(folder="/r"), "sha256": "sha256:1", "kernels": tmp_path}
+    pairs = (argument.partition("=") for argument in plan.plan(options, {}, **staged).argv[4:])
     served = {name: value for name, _, value in pairs}
     measured = flags(INT2, replace(ENGINES, device=device))
     own = {"--model-path", "--host", "--port", "--max-total-tokens", "--max-running-requests"}
@@ -134,12 +147,9 @@ def test_stock_caches_are_measured_with_every_backend_and_int2_once() -> None:
     assert flags(found[2])["--attention-backend"] == "triton"
     assert len({sides.job(side, ENGINES, Path("/f")).news for side in found}) == len(found)
     assert (BF16.name, BF16.label, INT2.label) == ("bf16", "BF16", "INT2")
-
-
-@pytest.mark.parametrize("backend", ["", "../fa3", "fa3 triton", "FA3", "-x"])
-def test_a_backend_that_cannot_be_one_is_refused(backend: str) -> None:
-    with pytest.raises(UsageError, match="not the name of an attention backend"):
-        sides.all_sides(sides.CACHES, ["triton", backend])
+    for backend in ("", "../fa3", "fa3 triton", "FA3", "-x"):
+        with pytest.raises(UsageError, match="not the name of an attention backend"):
+            sides.all_sides(CACHES, ["triton", backend])
 
 
 def test_progress_counts_the_warm_up_and_all_repeats() -> None:
@@ -156,3 +166,42 @@ def test_progress_counts_the_warm_up_and_all_repeats() -> None:
     assert [talks.prompt(turn) for turn in range(3)] == [40, 110, 180] and talks.longest == 186
     bulk_and_warm_up = (30 + 2) * (46 + 116 + 186)
     assert job.model_copy(update={"bulk": talks}).total_tokens == cases + bulk_and_warm_up
+
+
+@pytest.mark.parametrize("recipe", KNOWN, ids=lambda recipe: recipe.name)
+def test_a_model_of_the_zoo_has_the_cache_of_its_recipe(
+    recipe: ModelRecipe, tmp_path: Path
+) -> None:
+    sides.write_model(tmp_path / "m", sides.config_of_recipe(recipe), longest=1)
+    assert inspect_model(str(tmp_path / "m")).geometry == recipe.geometry
+
+
+def test_positions_grow_to_the_longest_request_and_never_shrink(tmp_path: Path) -> None:
+    inner = {"max_position_embeddings": 2048}
+    sizes = ((100, 2048), (5000, 5000 + sides.ROOM))
+    for number, (config, (longest, want)) in enumerate(
+        itertools.product((inner, {"text_config": inner}), sizes)
+    ):
+        sides.write_model(tmp_path / str(number), config, longest=longest)
+        written = json.loads((tmp_path / str(number) / "config.json").read_text())
+        assert sides.longest_context(written) == want
+    assert inner == {"max_position_embeddings": 2048}
+    assert sides.longest_context({"text_config": {}}) is None
+
+
+def test_the_made_artifact_passes_verification(tmp_path: Path) -> None:
+    geometry = inspect_model(str(MODEL)).geometry
+    sides.write_rotations(tmp_path / "r", geometry)
+    assert isinstance(verify_path(tmp_path / "r", geometry=geometry), Verified)
+
+
+def test_what_prepares_images_and_text_comes_along_and_weights_do_not(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "given").mkdir()
+    for name in ("preprocessor_config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / "given" / name).write_text(name)
+    sides.copy_what_prepares_input(tmp_path / "given", tmp_path / "m")
+    assert {path.name: path.read_text() for path in (tmp_path / "m").iterdir()} == {
+        "preprocessor_config.json": "preprocessor_config.json",
+        "tokenizer.json": "tokenizer.json",
+    }

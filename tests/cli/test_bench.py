@@ -1,26 +1,29 @@
-"""`oscar-zoo bench serve`: all sides in stock SGLang on the CPU with the example model, and what it
-refuses."""
+"""`oscar-zoo bench serve` and `bench load`: all sides and a loaded server in stock SGLang on the
+CPU, signals, the device, and subjects that cannot be measured."""
 
 from __future__ import annotations
 
 import csv
+import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
-from cli_child import Cli
-from cli_output import parsed
+from cli_output import Cli, parsed
 from engines import MODEL, environment, needs_sglang
-from forked_commands import ForkedCli
-from tiny_artifacts import artifact_files, write_folder
+from forked_commands import ForkedCli, running_in
 
-from oscar_zoo.cli.main import run
+from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-from oscar_zoo.evaluate.bench import sides
+from oscar_zoo.errors import ServerFailed
+from oscar_zoo.evaluate.bench import measuring, sides
+from oscar_zoo.evaluate.bench.load import FreeTokens, Load, LoadReport
+from oscar_zoo.models import hardware
 
 CASES = [(batch, context) for batch in (1, 2) for context in (64,)]
 ROOM = 1500
@@ -28,25 +31,28 @@ DUMMY = ("--dummy-weights", "tiny-qwen3-hard")
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
+def forked(tmp_path: Path) -> ForkedCli:
+    """Commands whose processes have a folder of their own for temporary files."""
     (tmp_path / "tmp").mkdir()
-    return Cli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
+    return ForkedCli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
+
+
+def left_in(cli: ForkedCli) -> list[Path]:
+    return list((cli.folder / "tmp").glob("oscar-zoo-*"))
 
 
 @pytest.mark.sglang
-@pytest.mark.timeout(600)
 @needs_sglang
-def test_all_sides_are_measured_over_every_case(cli: Cli) -> None:
+def test_all_sides_are_measured_over_every_case(forked: ForkedCli, artifact: Path) -> None:
     """One engine per side; the last context does not fit into the cache, which is no failure."""
-    cli = ForkedCli(cli.environment, cli.folder)
-    artifact = write_folder(cli.folder / "rotation", artifact_files())
+    cli = forked
     options = ["--batch=1,2", "--context=64,2000", "--new-tokens=8", "--repeats=2", "--json"]
     options += ["--job=3x300x8", "--turns=2", "--csv=a.csv", "--plot=a.png"]
     flags = [f"--max-total-tokens={ROOM}"]
     done = cli(
         "bench", "serve", str(artifact), "--model", str(MODEL), *options, "--", *flags, timeout=500
     )
-    assert (done.code, done.err) == (0, ""), logs(cli)
+    assert (done.code, done.err) == (0, ""), done.out
     report = done.json
     assert (
         report["weights"] == "loaded"
@@ -66,7 +72,7 @@ def test_all_sides_are_measured_over_every_case(cli: Cli) -> None:
     check_turns(rows)
     assert report["job"]["requests"] == 3 and len(report["job"]["turn_ratios"]) == 2
     assert (cli.folder / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert not list((cli.folder / "tmp").glob("oscar-zoo-*"))
+    assert left_in(cli) == []
 
 
 def check_side(side: dict[str, Any]) -> None:
@@ -103,7 +109,8 @@ def check_turns(rows: list[dict[str, str]]) -> None:
 
 @pytest.mark.sglang
 @needs_sglang
-def test_ctrl_c_stops_at_once_and_leaves_nothing(cli: Cli) -> None:
+def test_ctrl_c_stops_at_once_and_leaves_nothing(forked: ForkedCli) -> None:
+    cli = forked
     child = cli.start("bench", "serve", *DUMMY, "--batch=1", "--context=64")
     log = cli.folder / "state" / "logs" / "bench-bf16.log"
     try:
@@ -116,7 +123,7 @@ def test_ctrl_c_stops_at_once_and_leaves_nothing(cli: Cli) -> None:
         child.kill()
     assert (child.returncode, out) == (130, "")
     assert "interrupted" in err and "Traceback" not in err
-    assert not list((cli.folder / "tmp").glob("oscar-zoo-*"))
+    assert left_in(cli) == []
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(cli.folder) not in left
 
@@ -137,135 +144,191 @@ time.sleep(60)
 after the first repeat."""
 
 
+REMOVES_ITS_FOLDER = STAND_IN.replace(
+    'if "int2" not in sys.argv[1] else []', "; import shutil; shutil.rmtree(sys.argv[3], True)"
+).replace("time.sleep(60)", "")
+Stand = Callable[..., None]
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """Puts a program in place of every engine."""
+
+    def put(program: str, *words: object) -> None:
+        def command(side: object, engines: object, place: Path, env: dict[str, str]) -> LaunchPlan:
+            argv = (sys.executable, "-P", "-c", program, str(place), *map(str, words))
+            return LaunchPlan(argv, dict(env), "")
+
+        monkeypatch.setattr(sides, "command", command)
+
+    return put
+
+
 @needs_sglang
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")]
 )
 def test_a_signal_keeps_every_repeat_that_was_measured(
-    number: signal.Signals,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals, name: str, tmp_path: Path, stand_in: Stand, cli: Cli
 ) -> None:
-    def command(side: object, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
-        program = (sys.executable, "-P", "-c", STAND_IN, str(place), str(int(number)))
-        return LaunchPlan(program, dict(environ), "")
-
-    monkeypatch.setattr(sides, "command", command)
+    stand_in(STAND_IN, int(number))
     table = tmp_path / "a.csv"
     options = ["--cases=1x64,1X128", "--device=cpu", f"--csv={table}"]
-    assert run(["bench", "serve", *DUMMY, *options]) == 128 + number
-    out, err = capsys.readouterr()
+    out = cli(128 + number, "bench", "serve", *DUMMY, *options)
     assert out.count("100.00 ms ±0.0 %") == 2 and out.count("100.00 ms") == 3
     assert "INT2 1 x 64: measured 1 of 3 times" in out
-    told = f"stopped by {name} (INT2: the case 1 x 64, repeat 2 of 3 was interrupted); what was"
-    assert told in err
+    assert f"stopped by {name} (INT2: the case 1 x 64, repeat 2 of 3 was interrupted)" in cli.err
     rows = list(csv.DictReader(table.open()))
-    assert [(row["context"], bool(row["ms_per_token"])) for row in rows] == 3 * [
-        ("64", True),
-        ("128", False),
-    ]
+    cases = [(row["context"], bool(row["ms_per_token"])) for row in rows]
+    assert cases == 3 * [("64", True), ("128", False)]
     assert [row["repeats"] for row in rows] == ["3", "0", "3", "0", "1", "0"]
-
-
-REMOVES_ITS_FOLDER = STAND_IN.replace(
-    'if "int2" not in sys.argv[1] else []', "; import shutil; shutil.rmtree(sys.argv[3], True)"
-).replace("time.sleep(60)", "")
 
 
 @needs_sglang
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_result_is_printed_before_it_cannot_be_saved(
-    more: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    more: list[str], tmp_path: Path, stand_in: Stand, cli: Cli
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-
-    def command(side: object, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
-        program = (sys.executable, "-P", "-c", REMOVES_ITS_FOLDER, str(place), "0", str(folder))
-        return LaunchPlan(program, dict(environ), "")
-
-    monkeypatch.setattr(sides, "command", command)
+    stand_in(REMOVES_ITS_FOLDER, 0, folder)
     files = [f"--csv={folder / 'a.csv'}", f"--plot={folder / 'a.png'}"]
     options = ["--batch=1", "--context=64", "--device=cpu", *files, *more]
-    assert run(["bench", "serve", *DUMMY, *options]) == 1
-    out, err = capsys.readouterr()
+    out = cli(1, "bench", "serve", *DUMMY, *options)
     if more:
         assert [len(side["cases"]) for side in parsed(out)["sides"]] == [1, 1, 1]
     else:
         assert out.count("100.00 ms") == 3
-    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    errors = [line for line in cli.err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2 and all("cannot write" in line for line in errors)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "seen", "code"),
-    [
-        ([], "nothing to measure was named. Give an artifact, or --dummy-weights Qwen3-8B", 2),
-        ([*DUMMY, "--model", "m"], "--model and --dummy-weights exclude each other", 2),
-        ([*DUMMY, "--batch", "1,x"], "--batch '1,x' is not a list of whole numbers", 2),
-        ([*DUMMY, "--context", ",".join(map(str, range(1, 40)))], "78 cases are more than 64", 2),
-        ([*DUMMY, "--cases", "1x8", "--batch", "2"], "--cases takes the place of --batch", 2),
-        ([*DUMMY, "--repeats", "0"], "--repeats", 2),
-        ([*DUMMY, "--cases", "1x8,16"], "is not a list of batches and contexts", 2),
-        ([*DUMMY, "--turns", "2"], "--turns needs a job.", 2),
-        ([*DUMMY, "--caches", "bf16,fp4"], "--caches 'bf16,fp4' is not a list of caches", 2),
-        ([*DUMMY, "--baseline", "fa3,"], "--baseline '' is not the name of an attention", 2),
-        ([*DUMMY, "--", "--kv-cache-dtype=fp8_e4m3"], "use --caches", 2),
-        ([*DUMMY, "--job", "64x30000"], "--job '64x30000' is not REQUESTSxPROMPTxANSWER", 2),
-        ([*DUMMY, "--job", "200x9x9", "--turns", "2"], "200 conversations are more than 128", 2),
-        ([*DUMMY, "--plot", "a.pdf"], "--plot a.pdf is not a PNG file", 2),
-        ([*DUMMY, "--csv", "nowhere/a.csv"], "no such folder: nowhere", 3),
-        ([*DUMMY, "--plot", "/proc/a.png"], "cannot write /proc/a.png", 8),
-        ([*DUMMY, "--", "--tp", "2", "--host=0.0.0.0"], "--host is not allowed", 2),
-    ],
-)
-def test_bad_input_is_one_line(
-    arguments: list[str], seen: str, code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert run(["bench", "serve", *arguments]) == code
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and seen in err
 
 
 @needs_sglang
 @pytest.mark.parametrize(
-    ("arguments", "seen", "code"),
+    ("words", "code"),
     [
-        (["--dummy-weights", "Qwen3-30B-A3B"], "does not know all shapes of Qwen3-30B-A3B", 2),
-        (["--dummy-weights", "org/model"], "the shapes of org/model are not known here", 2),
-        (["--dummy-weights", "./examples"], "examples has no config.json", 1),
-        (
-            ["FOLDER", "--model", str(MODEL)],
-            "tiny-qwen3-hard reads up to 2,048 tokens, 30,096 are wanted",
-            2,
-        ),
-        (["FOLDER", *DUMMY, "--dummy-weights", "Qwen3-8B", "--device=cpu"], "head_dim", 1),
+        (["--dummy-weights", "Qwen3-30B-A3B"], 2),
+        (["--dummy-weights", "org/model"], 2),
+        (["--dummy-weights", "./examples"], 1),
+        (["ARTIFACT", "--model", MODEL], 2),
+        (["ARTIFACT", *DUMMY, "--dummy-weights", "Qwen3-8B", "--device=cpu"], 1),
     ],
 )
 def test_subjects_that_cannot_be_measured_are_one_line(
-    arguments: list[str],
-    seen: str,
-    code: int,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], code: int, cli: Cli, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(MODEL.parents[2])
-    folder = write_folder(tmp_path / "rotation", artifact_files())
-    assert (
-        run(["bench", "serve", *[str(folder) if word == "FOLDER" else word for word in arguments]])
-        == code
-    )
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and seen in err
+    cli.refused(code, "bench", "serve", *[artifact if x == "ARTIFACT" else x for x in words])
 
 
-def logs(cli: Cli) -> str:
-    return "\n".join(
-        path.read_text()[-3000:] for path in (cli.folder / "state" / "logs").glob("*.log")
-    )
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*arguments: object) -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(hardware, "default_device", lambda: "cpu")
+    monkeypatch.setattr(hardware, "available_ram", lambda: 32 * 10**9)
+    monkeypatch.setattr(server, "_start", started)
+    monkeypatch.setattr(measuring, "require_serve", lambda: None)
+
+
+@pytest.mark.parametrize(
+    "command", [("bench", "serve", "--cases", "1x64"), ("bench", "load", "--clients", "2")]
+)
+@pytest.mark.usefixtures("without_gpu")
+def test_a_large_model_needs_a_device_that_was_named_and_room(
+    command: tuple[str, ...], cli: Cli
+) -> None:
+    large = (*command, "--dummy-weights", "Qwen3-8B")
+    assert "--device cpu" in cli.refused(1, *large)
+    assert "Qwen3-8B needs" in cli.refused(1, *large, "--device", "cpu")
+
+
+@pytest.mark.parametrize(("device", "told"), [([], True), (["--device", "cpu"], False)])
+@pytest.mark.usefixtures("without_gpu")
+def test_a_model_without_weights_on_a_cpu_nobody_named_is_remarked_on(
+    device: list[str], told: bool, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    def measured(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "_measure_all", measured)
+    cli(130, "bench", "serve", *DUMMY, *device)
+    assert ("no GPU was found" in cli.err) == told
+
+
+@pytest.mark.sglang
+@needs_sglang
+def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(
+    forked: ForkedCli, artifact: Path
+) -> None:
+    # Short windows, so that prompts of 200 tokens reach INT2, and few slots, so that prefixes are
+    # evicted.
+    flags = ["--oscar-sink-size=16", "--oscar-recent-size=32", "--max-total-tokens=1500"]
+    flags += ["--max-running-requests=4"]
+    sizes = ["--clients=8", "--seconds=3", "--context=200", "--new-tokens=16", "--aborts=0.4"]
+    words = ("bench", "load", str(artifact), "--model", str(MODEL), *sizes, "--json", "--", *flags)
+    done = forked(*words, timeout=800)
+    report = done.json
+    assert (done.code, report.get("violations"), report.get("errors")) == (0, [], {}), done.err
+    assert report["finished"] > 0 and report["aborted"] > 0
+    assert report["new_tokens"] > report["finished"]
+    assert report["free_tokens"] == {"before": [1500], "after": [1500]}
+    assert report["same_answers"] and report["host_memory"]["peak"] > 100e6
+    drain = report["drain"]
+    assert drain["running"] == drain["finished"] == 8 and drain["ended"]
+    assert not running_in(forked.folder) and left_in(forked) == []
+
+
+@pytest.mark.parametrize(("name", "called"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
+def test_what_a_signal_left_is_shown(
+    name: Any, called: str, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    left = LoadReport(Load(8, 600, 200, 16, 0.4), "m", 41.0, 1, new_tokens=5, stopped=name)
+    left.free_tokens = FreeTokens((1500,))
+    monkeypatch.setattr(measuring, "load", lambda *_: left)
+    code = 128 + signal.Signals[name]
+    facts = parsed(cli(code, "bench", "load", "any", "--json"))
+    line = cli.err
+    assert (facts["stopped"], facts["finished"]) == (name, 1)
+    assert line.startswith(f"error: stopped by {called} after 41 s") and line.count("\n") == 1
+    assert "1 finished, 0 hung up" in cli(code, "bench", "load", "any") and cli.err == line
+
+
+SIZES = ("ARTIFACT", "--model", str(MODEL), "--context=200", "--new-tokens=16")
+COMMANDS = {
+    "eval": ["eval", "ARTIFACT", "--model", str(MODEL), "--engine", "sglang", "--windows=1"],
+    "load": ["bench", "load", *SIZES],
+    "serve": ["bench", "serve", *SIZES],
+}
+
+
+@pytest.mark.sglang
+@needs_sglang
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("device", "number"), [("cuda", None), ("cuda:3", "3")])
+def test_the_engine_starts_on_the_gpu_that_was_named(
+    name: str,
+    device: str,
+    number: str | None,
+    cli: Cli,
+    artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[list[str]] = []
+
+    def running(plan: Any, log: Path) -> NoReturn:
+        job = Path(plan.argv[-1])  # the flags of `bench serve` are in a file
+        started.append(json.loads(job.read_text())["arguments"] if job.is_file() else plan.argv)
+        raise ServerFailed("this machine has no such GPU")
+
+    monkeypatch.setattr(hardware, "check_gpu", lambda number: None)
+    monkeypatch.setattr(server, "running", running)
+    words = [artifact if word == "ARTIFACT" else word for word in COMMANDS[name]]
+    cli(1, *words, "--device", device)
+    assert len(started) == (3 if name == "serve" else 1)
+    for flags in started:
+        given = dict(x.split("=", 1) for x in flags if x.startswith("--") and "=" in x)
+        assert given.get("--base-gpu-id") == number
+        if name == "eval":
+            assert 0 < int(given["--max-total-tokens"]) < 1_000_000, "it must not take a whole GPU"

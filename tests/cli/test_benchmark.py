@@ -1,7 +1,9 @@
-"""`oscar-zoo eval` with benchmarks: real servers, a killed command, and what is refused."""
+"""`oscar-zoo eval` by servers: benchmarks with both caches, a killed command, what is refused, and
+the perplexity of a server beside the reference."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import math
@@ -15,25 +17,32 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_child import Cli
+from cli_child import Cli as Child
+from cli_output import Cli
 from engines import MODEL, environment, needs_sglang
 from forked_commands import ForkedCli
 from scripted_chat import scripted_chat
-from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.app import benchmark
-from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ServerFailed
+from oscar_zoo.evaluate.benchmarks import suite
 from oscar_zoo.registry.score_file import ScoreFile
 
 needs_harness = pytest.mark.usefixtures("harness")
 LETTERS = "oats"
-QUESTIONS = 6
+QUESTIONS = 4
+SAME = 0.0005
+"""What float32 leaves between a server and the reference."""
 
 
 @pytest.fixture
 def harness() -> None:
     pytest.importorskip("lm_eval", reason="make install puts it there")
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> ForkedCli:
+    (tmp_path / "tmp").mkdir()
+    return ForkedCli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
 
 
 def letter_rows(number: int) -> list[dict[str, str]]:
@@ -81,18 +90,14 @@ def kept_texts(path: Path, arm: str, seed: int, questions: list[str]) -> list[st
 
 
 @pytest.mark.sglang
-@pytest.mark.timeout(900)
 @needs_sglang
 @needs_harness
-def test_two_servers_are_compared(tmp_path: Path) -> None:
+def test_two_servers_are_compared(forked: ForkedCli, artifact: Path, tmp_path: Path) -> None:
     """Stock SGLang with both caches; the record is recomputed from the kept answers."""
     rows = letter_rows(QUESTIONS)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "tmp").mkdir()
-    cli = ForkedCli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
-    artifact = write_folder(tmp_path / "rotation", artifact_files())
-    options = ["--seeds=2", "--temperature=0.8", "--max-new-tokens=6", "--concurrency=1"]
-    done = cli(
+    options = ["--seeds=2", "--temperature=0.8", "--max-new-tokens=4", "--concurrency=1"]
+    done = forked(
         *("eval", str(artifact), "--model", str(MODEL), "--task", "gpqa_main"),
         *("--data=rows.jsonl", "--output=scores.json", "--json", *options),
         timeout=800,
@@ -102,8 +107,13 @@ def test_two_servers_are_compared(tmp_path: Path) -> None:
     record = ScoreFile.from_bytes((tmp_path / "scores.json").read_bytes())
     (score,) = record.scores
     assert task["scores"] == [score.model_dump(mode="json")]
-    assert (score.kv_dtype, score.task, score.n, score.seeds) == ("int2", "gpqa_main", 6, (0, 1))
-    assert score.tokens is not None and 0 < score.tokens.completion <= 6 * 2 * QUESTIONS
+    assert (score.kv_dtype, score.task, score.n, score.seeds) == (
+        "int2",
+        "gpqa_main",
+        QUESTIONS,
+        (0, 1),
+    )
+    assert score.tokens is not None and 0 < score.tokens.completion <= 4 * 2 * QUESTIONS
     assert score.exhausted_rate is not None and score.baseline is not None
     assert score.baseline.kv_dtype == "bf16" and score.paired is not None
     kept = Path(task["answers"])
@@ -127,26 +137,24 @@ def test_two_servers_are_compared(tmp_path: Path) -> None:
 
 @needs_harness
 def test_a_killed_command_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """The record is that of a command that was not killed, and no question is asked twice."""
-    artifact = write_folder(tmp_path / "rotation", artifact_files())
 
     def finish(state: Path) -> bytes:
         monkeypatch.setenv("OSCAR_ZOO_STATE", str(state))
-        assert run(command) == 0
-        return Path(json.loads(capsys.readouterr().out)["file"]).read_bytes()
+        return Path(json.loads(cli(0, *command))["file"]).read_bytes()
 
     with scripted_chat("int2") as int2, scripted_chat("auto") as bf16:
         command = [
-            *("eval", str(artifact), "--model", str(MODEL), "--task", "sample", "--limit", "12"),
+            *("eval", str(artifact), "--model", str(MODEL), "--task", "sample", "--limit", "8"),
             *("--temperature", "0.6", "--seeds", "2", "--concurrency", "2", "--json"),
             *("--url", int2.url, "--base-url", bf16.url),
         ]
         whole = finish(tmp_path / "whole")
-        assert (len(int2.asked), len(bf16.asked)) == (24, 24)
-        bf16.silent_after = 24 + 5
-        child = Cli(dict(os.environ), tmp_path).start(*command)
+        assert (len(int2.asked), len(bf16.asked)) == (16, 16)
+        bf16.silent_after = 16 + 5
+        child = Child(dict(os.environ), tmp_path).start(*command)
         while len(bf16.asked) <= bf16.silent_after and child.poll() is None:
             time.sleep(0.02)
         child.send_signal(signal.SIGKILL)
@@ -154,25 +162,22 @@ def test_a_killed_command_goes_on_where_it_stopped(
         child.communicate()
         bf16.silent_after = math.inf
         assert finish(tmp_path / "state") == whole
-        again = len(bf16.asked) - 2 * 24
-        assert len(int2.asked) == 2 * 24 and 0 <= again <= 2, "those that were on their way"
+        again = len(bf16.asked) - 2 * 16
+        assert len(int2.asked) == 2 * 16 and 0 <= again <= 2, "those that were on their way"
     assert json.loads(whole)["scores"][0]["exhausted_rate"] > 0
 
 
 @needs_harness
-def test_the_table_and_the_remarks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    artifact = write_folder(tmp_path / "rotation", artifact_files())
+def test_the_table_and_the_remarks(artifact: Path, tmp_path: Path, cli: Cli) -> None:
     with scripted_chat("int2") as int2, scripted_chat("auto") as bf16:
         given = ["--url", int2.url, "--base-url", bf16.url, "--output", str(tmp_path / "s.json")]
         ask = ["--task", "sample", "--temperature", "0.6", "--top-p", "0.9", "--no-thinking"]
-        code = run(["eval", str(artifact), "--model", str(MODEL), *ask, *given])
+        out = cli(0, "eval", artifact, "--model", MODEL, *ask, *given)
         body = int2.asked[0]
-    told = capsys.readouterr()
-    assert code == 0, told.err
-    assert re.search(r"sample +40 x 3 +\d+\.\d ± \d+\.\d +INT2 +\d+\.\d ± \d+\.\d", told.out)
-    assert re.search(r"INT2 is at most \d+\.\d points\s+worse than BF16, with 95 %", told.out)
-    assert f"Scores: {tmp_path / 's.json'}" in told.out
-    assert "the generation cap cut" in told.err
+    assert re.search(r"sample +40 x 3 +\d+\.\d ± \d+\.\d +INT2 +\d+\.\d ± \d+\.\d", out)
+    assert re.search(r"INT2 is at most \d+\.\d points\s+worse than BF16, with 95 %", out)
+    assert f"Scores: {tmp_path / 's.json'}" in out
+    assert "the generation cap cut" in cli.err
     assert (body["temperature"], body["top_p"], body["seed"]) == (0.6, 0.9, 0)
     assert body["chat_template_kwargs"]["enable_thinking"] is False
     assert body["max_tokens"] == int(0.8 * 2048), "four fifths of the model's context"
@@ -180,43 +185,19 @@ def test_the_table_and_the_remarks(tmp_path: Path, capsys: pytest.CaptureFixture
     assert score.thinking is False and score.hardware is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "seen", "code"),
-    [
-        (["--task", "livecodebench"], "no such task: livecodebench. Tasks: perplexity, recall", 2),
-        (["--task", "sample", "--task", "recall"], "recall is not asked together with", 2),
-        (["--task", "humaneval"], "humaneval runs programs that the model writes", 2),
-        (["--task", "sample", "--task", "gsm8k", "--data", "a"], "--data is the data of one", 2),
-        (["--task", "sample", "--base-url", "http://127.0.0.1:9"], "--base-url is the BF16", 2),
-        (["--task", "sample", "--chunk", "64"], "--chunk is for perplexity and recall", 2),
-        (["--task", "recall", "--seeds", "2"], "--seeds is for benchmarks", 2),
-        (["--run-model-code"], "--run-model-code is for benchmarks", 2),
-        (["--task", "sample", "--output", "nowhere/a.json"], "no such folder: nowhere", 3),
-    ],
-)
-def test_what_makes_no_sense_is_refused(
-    arguments: list[str], seen: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    artifact = write_folder(tmp_path / "rotation", artifact_files())
-    assert run(["eval", str(artifact), "--model", str(MODEL), *arguments]) == code
-    assert seen in capsys.readouterr().err
-
-
 @needs_harness
 @pytest.mark.parametrize(
-    ("arguments", "seen", "code"),
+    ("words", "code"),
     [
-        (["--task", "sample", "--seeds", "2"], "every repeat of sample would be the same", 2),
-        (["--task", "gsm8k", "--data", "none.jsonl"], "no such data file: none.jsonl", 3),
-        (["--task", "sample", "--url", "http://127.0.0.1:9"], "127.0.0.1:9 does not answer", 1),
+        (["--task", "sample", "--seeds", "2"], 2),
+        (["--task", "gsm8k", "--data", "none.jsonl"], 3),
+        (["--task", "sample", "--url", "http://127.0.0.1:9"], 1),
     ],
 )
 def test_what_cannot_be_asked_is_refused(
-    arguments: list[str], seen: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], code: int, artifact: Path, cli: Cli
 ) -> None:
-    artifact = write_folder(tmp_path / "rotation", artifact_files())
-    assert run(["eval", str(artifact), "--model", str(MODEL), *arguments]) == code
-    assert seen in capsys.readouterr().err
+    cli.refused(code, "eval", artifact, "--model", MODEL, *words)
 
 
 @needs_harness
@@ -234,17 +215,37 @@ def test_an_early_end_says_that_answers_are_kept(
     monkeypatch.setattr(harness, "run_arm", ended)
     one: Any = SimpleNamespace(task=None, settings=None, place=Path("a"), requests=1)
     with pytest.raises(type(error)) as raised:
-        benchmark.ask_one("int2", one, None, None, "label", observer)  # type: ignore[arg-type]
+        suite.ask_one("int2", one, None, None, "label", observer)  # type: ignore[arg-type]
     (said,) = notes or raised.value.__notes__
     assert said.startswith("answers until now are kept")
 
 
 @needs_harness
-def test_servers_with_the_wrong_cache_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    artifact = write_folder(tmp_path / "rotation", artifact_files())
-    ask = ["eval", str(artifact), "--model", str(MODEL), "--task", "sample"]
+def test_servers_with_the_wrong_cache_are_refused(artifact: Path, cli: Cli) -> None:
+    ask = ["eval", artifact, "--model", MODEL, "--task", "sample"]
     with scripted_chat("auto") as server:
-        assert run([*ask, "--url", server.url]) == 2
-    assert "has a cache of auto, not of INT2" in capsys.readouterr().err
+        assert "has a cache of auto, not of INT2" in cli.refused(2, *ask, "--url", server.url)
+
+
+@pytest.mark.sglang
+@needs_sglang
+def test_a_server_agrees_with_this_process(forked: ForkedCli, artifact: Path) -> None:
+    """One server with pages and a prefix cache: perplexity cold and after a hit, and conversations
+    that reuse it. What it differs by without quantization, and without sinks, would be noticed."""
+    engine = ["--engine", "sglang", "--windows=1", "--answers=3", "--page-size=16", "--csv=a.csv"]
+    done = forked("eval", str(artifact), "--model", str(MODEL), *engine, "--json", timeout=800)
+    report = done.json
+    assert report.get("schema") == "oscar-zoo.eval-server/1" and report["failures"] == [], report
+    (row,) = report["servers"]
+    told = [row[name] for name in ("chunk", "page_size", "radix", "tensor_parallel")]
+    assert told == [512, 16, True, 1]
+    cold, warm = row["perplexity"], row["perplexity_after_hit"]
+    assert max(abs(cold["deviation"]), abs(warm["deviation"])) < SAME
+    assert abs(cold["server"] / cold["exact"] - 1) > 10 * SAME
+    assert abs(warm["server"] / row["perplexity_after_hit_without_sinks"] - 1) > SAME
+    assert row["reused_tokens"] == [report["shared_tokens"]]
+    assert row["recall"]["answers"] == 3
+    assert (done.code, row["violations"]) == (0, [])
+    (line,) = csv.DictReader((forked.folder / "a.csv").open())
+    assert float(line["perplexity_server"]) == cold["server"] and line["radix"] == "True"
+    assert not list((forked.folder / "tmp").glob("oscar-zoo-*"))

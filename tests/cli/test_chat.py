@@ -13,18 +13,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from cli_output import Cli
 
-from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.serving import records
 from oscar_zoo.serving.records import ServerRecord, now
+
+Asked = list[dict[str, Any]]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -66,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def asked() -> Iterator[list[dict[str, Any]]]:
+def asked() -> Iterator[Asked]:
     """What a server that is recorded as running here was asked."""
     Handler.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -83,9 +85,15 @@ def asked() -> Iterator[list[dict[str, Any]]]:
     server.server_close()
 
 
-def chat(monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    return run(["chat", *arguments])
+@pytest.fixture
+def chat(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Gives a text to `chat` on its standard input; the answer."""
+
+    def say(code: int, text: str, *words: object) -> str:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        return cli(code, "chat", *words)
+
+    return say
 
 
 CHAT = ("-m", "oscar_zoo", "chat")
@@ -136,15 +144,13 @@ class Typist:
         return code
 
 
-def test_a_server_that_starts_is_no_server_that_is_gone(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_starts_is_no_server_that_is_gone(asked: Asked, cli: Cli) -> None:
     (one,) = records.running()
-    with records.registered(replace(one, state="starting", port=one.port + 1)):
-        assert chat(monkeypatch, "one", str(one.port + 1)) == 1
-    said = capsys.readouterr().err
-    assert f"org/a-model on port {one.port + 1} is still starting." in said
-    assert f"oscar-zoo logs {one.port + 1}" in said and not asked
+    port = one.port + 1
+    with records.registered(replace(one, state="starting", port=port)):
+        said = cli.refused(1, "chat", port, "one")
+    assert f"org/a-model on port {port} is still starting." in said
+    assert f"oscar-zoo logs {port}" in said and not asked
 
 
 @pytest.mark.parametrize(
@@ -158,52 +164,51 @@ def test_a_server_that_starts_is_no_server_that_is_gone(
     ],
 )
 def test_a_pipe_or_an_argument_is_one_question(
-    asked: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    asked: Asked,
+    chat: Callable[..., str],
+    cli: Cli,
     words: tuple[str, ...],
     text: str,
     question: str,
 ) -> None:
-    assert chat(monkeypatch, text, *words) == 0
-    assert capsys.readouterr() == (f"You said [2J{question}\n", "")
+    assert chat(0, text, *words) == f"You said [2J{question}\n" and cli.err == ""
     (body,) = asked
     assert body["messages"] == [{"role": "user", "content": question}]
     assert body["model"] == "org/a-model" and body["path"] == "/v1/chat/completions"
     assert body["key"] is None and body["max_tokens"] == 1024
 
 
-def test_an_answer_as_json(asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    cli = Cli(capsys)
+def test_an_answer_as_json(asked: Asked, cli: Cli) -> None:
     told = cli.json(0, "chat", "a-model", "think", "--max-tokens", 3)
     assert (told["answer"], told["reasoning"]) == ("You said \x1b[2Jthink", "Hm.Hm.")
     assert told["cut"] is True and told["model_id"] == "org/a-model"
     assert told["usage"] == {"prompt_tokens": 5, "completion_tokens": 2}
     assert 0 < told["first_seconds"] <= told["seconds"]
-    assert cli.json(1, "chat", "a-model", "bad")["error"]["code"] == "server"
+    refused = cli.refused(1, "chat", "a-model", "bad")
+    assert refused == "error: the server answered 400: too long by far\n" and len(asked) == 3
 
 
 def test_without_a_question_nothing_is_asked(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    asked: Asked, chat: Callable[..., str], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert chat(monkeypatch, " \n") == 2
-    monkeypatch.setattr(sys, "stdin", people := io.StringIO("one\n"))
-    monkeypatch.setattr(people, "isatty", lambda: True)
-    assert run(["chat", "--json"]) == 2 and not asked
+    chat(2, " \n")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    cli.json(2, "chat")
+    assert not asked
 
 
 @pytest.mark.parametrize("words", [["hi"], ["hi", "there"]])
 def test_words_that_name_no_server_may_be_a_question(
-    asked: list[dict[str, Any]], words: list[str], capsys: pytest.CaptureFixture[str]
+    asked: Asked, words: list[str], cli: Cli
 ) -> None:
-    assert run(["chat", *words, "--json"]) == 3 and not asked
-    hint = json.loads(capsys.readouterr().out)["error"]["hint"]
-    command = shlex.split(hint[hint.index("oscar-zoo chat") :])[1:]
-    assert run(command) == 0 and asked[0]["messages"][-1]["content"] == " ".join(words)
+    hint = cli.json(3, "chat", *words)["error"]["hint"]
+    assert not asked
+    cli(0, *shlex.split(hint[hint.index("oscar-zoo chat") :])[1:])
+    assert asked[0]["messages"][-1]["content"] == " ".join(words)
 
 
 def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(
-    asked: list[dict[str, Any]],
+    asked: Asked,
 ) -> None:
     with Typist(*CHAT) as typist:
         for keys, answer in (
@@ -221,7 +226,7 @@ def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(
     assert asked[1]["messages"][1] == {"role": "assistant", "content": "You said \x1b[2Jone"}
 
 
-def test_lines_are_edited_and_come_back(asked: list[dict[str, Any]]) -> None:
+def test_lines_are_edited_and_come_back(asked: Asked) -> None:
     with Typist(*CHAT) as typist:
         typist.type(b"ac\x1b[Db\r", "You said")  # left
         typist.type(b"\x1b[A\x7fd\r", "You said")  # up, backspace
@@ -235,7 +240,7 @@ def test_lines_are_edited_and_come_back(asked: list[dict[str, Any]]) -> None:
     [b"\x1b[200~one\ntwo\n  three\x1b[201~\r", b"one\ntwo\n  three\n", b"one\ntwo\n  three\n\x04"],
     ids=["bracketed", "plain", "with-end"],
 )
-def test_a_pasted_text_is_one_question(asked: list[dict[str, Any]], pasted: bytes) -> None:
+def test_a_pasted_text_is_one_question(asked: Asked, pasted: bytes) -> None:
     with Typist(*CHAT) as typist:
         typist.type(pasted, "You said")
         if not pasted.endswith(b"\x04"):
@@ -244,31 +249,11 @@ def test_a_pasted_text_is_one_question(asked: list[dict[str, Any]], pasted: byte
     assert [body["messages"][-1]["content"] for body in asked] == ["one\ntwo\n  three"]
 
 
-def test_a_key_comes_from_its_file(
-    asked: list[dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Any,
-) -> None:
+def test_a_key_comes_from_its_file(asked: Asked, chat: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
-    assert (
-        chat(monkeypatch, "one\n", "--api-key-file", str(tmp_path / "key"), "--max-tokens", "7")
-        == 0
-    )
+    chat(0, "one\n", "--api-key-file", tmp_path / "key", "--max-tokens", "7")
     assert asked[0]["key"] == "Bearer secret" and asked[0]["max_tokens"] == 7
-    assert chat(monkeypatch, "one\n", "--api-key-file", str(tmp_path / "nothing")) == 3
-
-
-def test_a_refusal_is_one_line(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert chat(monkeypatch, "bad\n") == 1
-    captured = capsys.readouterr()
-    assert (
-        captured.err.strip() == "error: the server answered 400: too long by far"
-        and not captured.out
-    )
-    assert len(asked) == 1
+    chat(3, "one\n", "--api-key-file", tmp_path / "nothing")
 
 
 INTO_A_THREAD = """
@@ -289,7 +274,7 @@ main()
     ids=["answer", "prompt", "before-a-read"],
 )
 def test_the_error_of_a_signal_begins_a_line(
-    asked: list[dict[str, Any]], number: signal.Signals, command: tuple[str, ...]
+    asked: Asked, number: signal.Signals, command: tuple[str, ...]
 ) -> None:
     with Typist(*command) as typist:
         typist.see("You said" if "wait" in command else "> ")

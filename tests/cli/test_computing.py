@@ -1,23 +1,25 @@
-"""`pull` and `serve` where nobody has an artifact: what they say, and what `--compute` leaves
-behind."""
+"""Computing where nobody has an artifact, through `pull`, `serve` and `compute`: what is offered,
+what is left behind, and what Ctrl-C and SIGTERM keep."""
 
 from __future__ import annotations
 
 import os
 import pty
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from cli_child import Cli, Finished
-from cli_output import parsed
+from cli_child import Cli as Child
+from cli_child import Finished
+from cli_output import Cli, parsed
 from engines import INSTALLED, needs_sglang
 from forked_process import ForkedProcess
 from quick_cli import QuickCli
@@ -27,30 +29,27 @@ from tiny_models import change_config
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.cli.main import run
+from oscar_zoo.compute.capture import checkpoint
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.targets import check_made_for, choose_model
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # minutes beside other processes
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "models" / "tiny-qwen3-hard"
 NAME = "tiny-qwen3-hard"
 TEXT = (ROOT / "examples" / "text" / "calibration.txt").read_text("utf-8")[:36_000]
 """Less would leave no held-out sequence that is longer than both windows."""
+COMPUTE = ["compute", str(MODEL), "--method", "oscar", "--calib-tokens", "600"]
+COMPUTE += ["--seq-len", "200", "--output-dir"]
 SHORT = "one-layer"
 """Another model, which is measured in a quarter of the time."""
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(2400),
-]  # minutes of computing beside other processes
 
-
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """One state in which an artifact was computed: after an interrupt, beside a damaged state, by
     one of two."""
 
-    cli: Cli
+    cli: Child
     model: Path
     text: Path
     interrupted: Finished
@@ -62,13 +61,9 @@ class Made:
         return next(row for row in self.both if row["computed"])
 
 
-def results(cli: Cli) -> list[str]:
+def results(cli: Child) -> list[str]:
     """Every file of an artifact that anybody could find."""
-    places = (
-        cli.folder / "data",
-        cli.folder / "cache" / "artifacts",
-        cli.folder / "cache" / "blobs",
-    )
+    places = [cli.folder / name for name in ("data", "cache/artifacts", "cache/blobs")]
     return [str(path) for place in places for path in place.rglob("*") if path.is_file()]
 
 
@@ -87,7 +82,7 @@ def first_layer(folder: Path) -> Path:
     return folder
 
 
-def start(cli: Cli, *arguments: str) -> ForkedProcess | subprocess.Popen[str]:
+def start(cli: Child, *arguments: str) -> ForkedProcess | subprocess.Popen[str]:
     """Start a command, as a fork of a process that has imported torch where SGLang is installed."""
     if not INSTALLED:
         return cli.start(*arguments)
@@ -118,21 +113,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(cli, model, text, Finished(first.returncode, out, err), left, both)
 
 
-def test_it_says_how_long_it_will_take_before_it_starts(made: Made) -> None:
-    first = made.interrupted.err.splitlines()[0]
-    assert "16,384 tokens" in first and str(made.text) in first and " on cpu: about " in first
-
-
-def test_nothing_is_said_of_earlier_work_where_there_was_none(made: Made) -> None:
-    assert "nothing to go on from" not in made.interrupted.err
-
-
 def test_ctrl_c_leaves_no_artifact_and_a_second_run_ends(made: Made) -> None:
+    first, *_ = made.interrupted.err.splitlines()
+    assert "16,384 tokens" in first and str(made.text) in first and " on cpu: about " in first
+    assert "nothing to go on from" not in made.interrupted.err
     assert made.interrupted.code == 130 and not made.interrupted.out
     assert made.left == []
-    assert not [
-        path for path in (made.cli.folder / "cache" / "computing").iterdir() if path.is_dir()
-    ]
+    assert not [path for path in (made.cli.folder / "cache/computing").iterdir() if path.is_dir()]
 
 
 def test_of_two_processes_one_computes(made: Made) -> None:
@@ -168,148 +155,108 @@ def test_every_command_finds_it_by_name_without_network(made: Made) -> None:
     assert cli("verify", SHORT, "--strict").code == 0
 
 
-@pytest.fixture
-def inside(made: Made, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """The same state for commands that run in this process."""
+@needs_sglang
+def test_serve_finds_it_by_name(made: Made, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty key is found out after the artifact was opened and fitted to its model."""
     for name, value in made.cli.variables.items():
         if name.startswith("OSCAR_ZOO_"):
             monkeypatch.setenv(name, value)
     monkeypatch.chdir(made.cli.folder)
-    return made
-
-
-@needs_sglang
-def test_serve_finds_it_by_name(inside: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty key is found out after the artifact was opened and fitted to its model."""
-    key = inside.cli.folder / "key"
+    key = made.cli.folder / "key"
     key.write_text("\n")
-    model = str(inside.model)
+    model = made.model
     for what in ([SHORT, "--model", model], [model], [model, "--compute"]):
-        error = error_of(capsys, 2, "serve", *what, "--expose", "127.0.0.1", "--api-key-file", key)
-        assert "one line with a key" in error["message"]
-
-
-def error_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> dict[str, str]:
-    """The error of a command that must fail, in this process."""
-    capsys.readouterr()
-    assert run([*map(str, arguments), "--json"]) == code
-    result: dict[str, str] = parsed(capsys.readouterr().out)["error"]
-    return result
+        line = cli.refused(2, "serve", *what, "--expose", "127.0.0.1", "--api-key-file", key)
+        assert "one line with a key" in line
 
 
 def test_without_compute_the_next_step_is_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("OSCAR_ZOO_PORT")
     monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{tmp_path}")  # which answers
     for wanted, shown in ((NAME, "FOLDER"), ("Qwen/Qwen3-32B", "Qwen/Qwen3-32B"), (MODEL, MODEL)):
-        assert run(["pull", str(wanted)]) == 3
-        out, err = capsys.readouterr()
-        assert not out and err.count("\n") == 1
-        assert err.rstrip().endswith(f"oscar-zoo pull {shown} --compute")
-    assert run(["serve", NAME, "--model", str(MODEL), "--print"]) == 3
-    assert (
-        capsys.readouterr()
-        .err.rstrip()
-        .endswith(f"oscar-zoo serve {NAME} --model {MODEL} --print --compute")
-    )
+        assert cli.refused(3, "pull", wanted).endswith(f"oscar-zoo pull {shown} --compute\n")
+    serve = cli.refused(3, "serve", NAME, "--model", MODEL, "--print")
+    assert serve.endswith(f"oscar-zoo serve {NAME} --model {MODEL} --print --compute\n")
 
 
 def test_without_a_network_only_a_model_that_is_here_is_offered(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
     monkeypatch.setenv("OSCAR_ZOO_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    commit = "0" * 40
+    cache, commit = tmp_path / "models--Qwen--Qwen3-8B", "0" * 40
     for here in (False, True):
         for command in ("pull", "serve"):
-            error = error_of(capsys, 5, command, "Qwen3-8B", "--offline")
-            assert ("--compute" in error["hint"]) == here and "run it without --offline" in error[
-                "hint"
-            ]
-        snapshot = tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / commit
+            hint = cli.json(5, command, "Qwen3-8B", "--offline")["error"]["hint"]
+            assert ("--compute" in hint) == here and "run it without --offline" in hint
+        (cache / "refs").mkdir(parents=True, exist_ok=True)
+        (cache / "refs/main").write_text(commit)
+        snapshot = cache / "snapshots" / commit
         snapshot.mkdir(parents=True, exist_ok=True)
         (snapshot / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-        refs = tmp_path / "models--Qwen--Qwen3-8B" / "refs"
-        refs.mkdir(exist_ok=True)
-        (refs / "main").write_text(commit)
 
 
-def test_what_cannot_be_computed_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_computed_is_not_offered(cli: Cli) -> None:
     tag, digest = f"{NAME}:seq1_prompt1_group64", f"{NAME}@sha256:{'0' * 64}"
     for wanted, code in (("qwen3-7b", 3), (tag, 5), (digest, 5)):  # a hub may have both
         for more in ([], ["--compute"]):
-            error = error_of(capsys, code, "pull", wanted, *more)
-            assert "--compute" not in (error["hint"] or "")
+            assert "--compute" not in cli.refused(code, "pull", wanted, *more)
 
 
 def test_a_folder_without_weights_is_refused_before_anything_is_announced(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    cli: Cli, tmp_path: Path
 ) -> None:
     shutil.copy(MODEL / "config.json", tmp_path)
-    for words in (["pull", str(tmp_path)], ["serve", str(tmp_path), "--print", "--device", "cpu"]):
-        assert run([*words, "--compute"]) == 1
-        err = capsys.readouterr().err
+    for words in (["pull", tmp_path], ["serve", tmp_path, "--print", "--device", "cpu"]):
+        err = cli.refused(1, *words, "--compute")
         assert "has no *.safetensors weights" in err and "Computing one" not in err
 
 
 def test_computing_is_offered_for_a_folder_that_nobody_knows(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can have published anything under its name, so fetching it alone is no way on."""
     shutil.copytree(MODEL, tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
-    error = error_of(capsys, 3, "pull", "./mine", "--offline")
-    assert error["hint"].endswith("oscar-zoo pull ./mine --compute --offline")
-    serve = ["serve", "./mine", "--print", "--device", "cpu", "--offline"]
-    hint = error_of(capsys, 3, *serve)["hint"]
-    assert "oscar-zoo serve ./mine " in hint and "--compute" in hint
+    line = cli.refused(3, "pull", "./mine", "--offline")
+    assert line.endswith("oscar-zoo pull ./mine --compute --offline\n")
+    line = cli.refused(3, "serve", "./mine", "--print", "--device", "cpu", "--offline")
+    assert "oscar-zoo serve ./mine " in line and "--compute" in line
 
 
-def test_a_plan_costs_nothing(capsys: pytest.CaptureFixture[str], own_state: Path) -> None:
-    assert run(["pull", str(MODEL), "--compute", "--dry-run"]) == 0
-    assert " on cpu: about " in capsys.readouterr().out
+def test_a_plan_costs_nothing(cli: Cli, own_state: Path) -> None:
+    assert " on cpu: about " in cli(0, "pull", MODEL, "--compute", "--dry-run")
     assert not [path for path in own_state.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_a_hub_that_does_not_answer_is_told_of(
-    capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+def test_a_hub_that_does_not_answer_is_told_of(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """An artifact may be there after all; nobody listens on this port."""
     for name in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     with socket.socket() as taken:  # bound, never listening
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        hub = ("--hub", "hf:org/zoo")
-        error = error_of(capsys, 5, "pull", MODEL, *hub)
-        assert error["hint"].endswith(f"oscar-zoo pull {MODEL} --hub hf:org/zoo --compute")
-        assert run(["pull", str(MODEL), *hub, "--compute", "--dry-run"]) == 0
-    out, err = capsys.readouterr()
-    assert "Would compute" in out and "note: Hugging Face org/zoo " in err
-
-
-def test_options_that_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--locked" in error_of(capsys, 2, "pull", NAME, "--compute", "--locked")["message"]
-    assert "--compute" in error_of(capsys, 2, "pull", NAME, "--calib-data", "text.txt")["message"]
-    error = error_of(capsys, 3, "pull", MODEL, "--compute", "--calib-data", "absent.txt")
-    assert "absent.txt" in error["message"]
+        words = ("pull", MODEL, "--hub", "hf:org/zoo")
+        again = f"oscar-zoo pull {MODEL} --hub hf:org/zoo --compute\n"
+        assert cli.refused(5, *words).endswith(again)
+        assert "Would compute" in cli(0, *words, "--compute", "--dry-run")
+    assert "note: Hugging Face org/zoo " in cli.err
 
 
 @needs_sglang
-def test_serve_offers_it_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    port = os.environ["OSCAR_ZOO_PORT"]
-    assert error_of(capsys, 5, "serve", MODEL)["hint"].endswith(
-        f"oscar-zoo serve {MODEL} --port {port} --compute"
-    )
+def test_serve_offers_it_without_a_terminal(cli: Cli) -> None:
+    again = f"oscar-zoo serve {MODEL} --port {os.environ['OSCAR_ZOO_PORT']} --compute\n"
+    assert cli.refused(5, "serve", MODEL).endswith(again)
 
 
 @needs_sglang
 def test_serve_asks_on_a_terminal(tmp_path: Path) -> None:
     """Nothing is computed after a no; standard input and error are a terminal."""
     ours, theirs = pty.openpty()
-    cli = Cli({**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "dumb"}, tmp_path)
+    cli = Child({**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "dumb"}, tmp_path)
     command = [sys.executable, "-m", "oscar_zoo", "serve", str(MODEL)]
     child = subprocess.Popen(
         command, env=cli.variables, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs
@@ -349,3 +296,126 @@ def test_two_folders_of_one_name_are_two_models(tmp_path: Path) -> None:
     check_made_for(choose_model(MODEL), of("another"))
     with pytest.raises(UsageError, match=r"another model than .*checkpoint"):
         check_made_for(choice, of("another"))
+
+
+@pytest.fixture
+def ends_at_first_save(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """A capture that saves after every part; after the first, this process gets the signal in the
+    dictionary, if there is one."""
+    sent: dict[str, int] = {}
+    save = checkpoint.Checkpoint.save
+
+    def then_a_signal(self: checkpoint.Checkpoint, *args: Any, **kwargs: Any) -> None:
+        save(self, *args, **kwargs)
+        if "signal" in sent:
+            os.kill(os.getpid(), sent["signal"])
+
+    monkeypatch.setattr(checkpoint, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", 0)
+    monkeypatch.setattr(checkpoint.Checkpoint, "save", then_a_signal)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    yield sent
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_what_is_kept_is_named_with_the_command_that_goes_on(
+    ends_at_first_save: dict[str, int], tmp_path: Path, cli: Cli
+) -> None:
+    work = tmp_path / "out.work"
+    typed = [*COMPUTE, str(tmp_path / "out")]
+    again: list[str] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        ends_at_first_save["signal"] = number
+        cli(128 + number, *typed)
+        told = cli.err
+        assert ("went on from" in told) is False  # it was interrupted again
+        line = next(line for line in told.splitlines() if line.startswith("error: "))
+        assert f"is kept in {work}; to go on from there: oscar-zoo " in line and work.is_dir()
+        again = shlex.split(line.rpartition("oscar-zoo ")[2])
+        assert again == [*typed, "--resume"]
+    ends_at_first_save.clear()
+    cli(0, *again)
+    assert "nothing to go on from" not in cli.err
+    assert not work.exists()
+
+
+def test_another_text_is_refused(
+    ends_at_first_save: dict[str, int], tmp_path: Path, cli: Cli
+) -> None:
+    typed = [*COMPUTE, str(tmp_path / "out")]
+    ends_at_first_save["signal"] = signal.SIGINT
+    cli(130, *typed)
+    kept = (tmp_path / "out.work/capture/state.json").read_bytes()
+    ends_at_first_save.clear()
+    text = MODEL.parents[1] / "text/validation.txt"
+    told = cli.refused(7, *typed, "--calib-data", text, "--resume")
+    assert "holds a capture of another calibration text" in told and "--no-resume" in told
+    assert (tmp_path / "out.work/capture/state.json").read_bytes() == kept
+
+
+def test_the_same_command_goes_on_and_another_one_begins_anew(
+    ends_at_first_save: dict[str, int], tmp_path: Path, cli: Cli
+) -> None:
+    """The same bytes come out in all cases."""
+    typed = [*COMPUTE, str(tmp_path / "out"), "--force"]
+    digests = set()
+    for interrupted, again, told in (
+        (typed, typed, "went on from"),
+        (typed, [*typed, "--no-resume"], ""),
+        ([*typed, "--seed", "3"], typed, "replaced"),
+    ):
+        ends_at_first_save["signal"] = signal.SIGINT
+        cli(130, *interrupted)
+        ends_at_first_save.clear()
+        found = cli.json(0, *again)
+        notes = " ".join(found["notes"])
+        assert told in notes and ("went on from" in notes) == (told == "went on from")
+        digests.add(found["digest"])
+    assert len(digests) == 1
+
+
+def test_what_is_short_and_where_it_goes_is_said_before_the_work(cli: Cli) -> None:
+    cli(0, "compute", MODEL, "--method", "oscar", "--calib-tokens", "300")
+    told = cli.err.splitlines()
+    began = next(number for number, line in enumerate(told) if line.startswith("capture"))
+    for words in ("the artifact goes into", "tokens are few"):
+        assert [number < began for number, line in enumerate(told) if words in line] == [True]
+
+
+TWICE = """
+import atexit, sys, time
+from oscar_zoo.cli import main
+
+def interrupted(arguments):
+    print("told")
+    return main.INTERRUPTED
+
+atexit.register(lambda: (print("ending", flush=True), time.sleep(60)))
+main.run = interrupted
+main.main()
+"""
+
+
+def test_what_was_interrupted_ends_without_what_libraries_do_at_exit() -> None:
+    """A second Ctrl-C there would show a traceback of theirs, or abort in a thread of theirs."""
+    ended = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "told\n", "")
+
+
+@needs_sglang
+@pytest.mark.parametrize("more", [[], ["--detach"]])
+def test_serve_computes_in_front_wherever_the_server_goes(
+    ends_at_first_save: dict[str, int], own_state: Path, cli: Cli, more: list[str]
+) -> None:
+    """Only the server goes into the background: the messages and Ctrl-C are the same."""
+    ends_at_first_save["signal"] = signal.SIGINT
+    typed = ["serve", str(MODEL), "--compute", "--offline", "--device", "cpu", *more]
+    cli(130, *typed, "--", "--oscar-k-clip=0.9x3")  # no server starts with this flag
+    told = cli.err
+    assert "No artifact for tiny-qwen3-hard was found. Computing one: " in told
+    assert "Ctrl-C stops it; the same command continues from there." in told
+    assert "to go on from there, run the same command again" in told
+    assert list(own_state.glob("cache/computing/*/rotation.work/*"))
+    assert not list(own_state.glob("state/logs/*"))

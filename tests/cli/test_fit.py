@@ -1,7 +1,9 @@
-"""`compute`, `fit` and `merge-moments` as people run them: one capture, many methods."""
+"""`compute`, `fit`, `merge-moments` and `plot` as people run them: one capture, many methods, a
+model larger than this machine, and reports."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -11,52 +13,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_child import Cli
-from cli_output import parsed
+from cli_child import Cli as Child
+from cli_output import Cli
+from random_moments import describe, random_moments
+from site_pages import sample_report
 from tiny_artifacts import artifact_files, write_folder
-from tiny_models import change_config, save_model
+from tiny_models import INDEX, TOKENIZER, change_config, save_model, write_model
 
-from oscar_zoo.app.obtain import plan_computing
-from oscar_zoo.cli.main import run
+from oscar_zoo.compute.moments_file import save_moments
+from oscar_zoo.compute.obtain import plan_computing
+from oscar_zoo.compute.report.data import ReportData
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel
 from oscar_zoo.observer import SILENT
-from oscar_zoo.registry.compute_wish import ComputeWish
-from oscar_zoo.registry.targets import choose_model
+from oscar_zoo.registry.targets import ComputeWish, choose_model
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = str(ROOT / "examples" / "models" / "tiny-qwen3-hard")
+MODEL = ROOT / "examples" / "models" / "tiny-qwen3-hard"
 TEXT = ROOT / "examples" / "text" / "calibration.txt"
 EXACT = ("--dtype", "float32")
 """Many processors multiply bfloat16 at a fifth of the speed."""
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
-    """The JSON of a command that must succeed."""
-    capsys.readouterr()
-    code = run([str(argument) for argument in (*arguments, "--json")])
-    out, err = capsys.readouterr()
-    assert code == 0, (out, err)
-    result: dict[str, object] = parsed(out)
-    return result
+WORDS = ("--calib-data", TEXT, "--calib-tokens", 512, "--method", "oscar", *EXACT)
 
 
-def compute(
-    capsys: pytest.CaptureFixture[str], folder: Path, text: Path, method: str
-) -> dict[str, object]:
-    return told(
-        capsys,
-        "compute",
-        MODEL,
-        "--calib-data",
-        text,
-        "--calib-tokens",
-        512,
-        "--method",
-        method,
-        *EXACT,
-        "--output-dir",
-        folder,
-    )
+def compute(cli: Cli, folder: Path, text: Path, method: str) -> dict[str, Any]:
+    words = ("--calib-data", text, "--calib-tokens", 512, "--method", method, *EXACT)
+    return dict(cli.json(0, "compute", MODEL, *words, "--output-dir", folder))
 
 
 @pytest.fixture
@@ -70,87 +53,62 @@ def halves(tmp_path: Path) -> list[Path]:
 
 
 def test_an_artifact_goes_beside_the_folder_of_its_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the folder above and from within, for `compute` and `fit`: the model stays as it was."""
     shutil.copytree(MODEL, tmp_path / "mine")
     before = sorted(path.name for path in (tmp_path / "mine").iterdir())
-    words = ("--calib-data", TEXT, "--calib-tokens", 512, "--method", "oscar", *EXACT)
     for here, model, beside in (("", "./mine", "mine-rotation"), ("mine", ".", "../mine-rotation")):
         monkeypatch.chdir(tmp_path / here)
-        made = told(capsys, "compute", model, *words)
+        made = cli.json(0, "compute", model, *WORDS)
         place = Path(str(made["path"]))
         assert place.parent == Path(beside), made
-        fitted = told(capsys, "fit", made["moments"], "--method", "hadamard")
+        fitted = cli.json(0, "fit", made["moments"], "--method", "hadamard")
         assert Path(str(fitted["path"])).parent == Path(beside)
-        assert told(capsys, "info", model)["name"] == "mine"
+        assert cli.json(0, "info", model)["name"] == "mine"
         shutil.rmtree(tmp_path / "mine-rotation")
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == before
     monkeypatch.chdir(tmp_path)
-    made = told(capsys, "compute", MODEL, *words)
+    made = cli.json(0, "compute", MODEL, *WORDS)
     assert Path(str(made["path"])).parent == Path("tiny-qwen3-hard")  # no model lies there
 
 
 def test_the_folder_of_an_artifact_means_the_moments_beside_it(
     tmp_path: Path,
     halves: list[Path],
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As for `plot`, however the folder is written."""
-    compute(capsys, tmp_path / "one", halves[0], "oscar")
-    compute(capsys, tmp_path / "two", halves[1], "oscar")
+    compute(cli, tmp_path / "one", halves[0], "oscar")
+    compute(cli, tmp_path / "two", halves[1], "oscar")
     made = []
     for number, (here, given) in enumerate(
         (("", "./one.moments.safetensors"), ("", "one/"), ("one", "."), ("one", "../one"))
     ):
         monkeypatch.chdir(tmp_path / here)
         to = tmp_path / f"fit-{number}"
-        made.append(told(capsys, "fit", given, "--method", "oscar", "--output-dir", to)["digest"])
+        made.append(cli.json(0, "fit", given, "--method", "oscar", "--output-dir", to)["digest"])
     assert len(set(made)) == 1
     monkeypatch.chdir(tmp_path)
-    merged = told(capsys, "merge-moments", "./one", "./two", "--output", "both.safetensors")
+    merged = cli.json(0, "merge-moments", "./one", "./two", "--output", "both.safetensors")
     assert int(str(merged["tokens"])) == 1024
-    assert run(["fit", ".", "--method", "oscar"]) == 2
-    said = capsys.readouterr().err
-    assert ". holds 2 moments files. Name one, for example one.moments.safetensors" in said
+    assert "one.moments.safetensors" in cli.refused(2, "fit", ".", "--method", "oscar")
     (tmp_path / "one.moments.safetensors").unlink()
-    assert told(capsys, "fit", ".", "--method", "hadamard", "--output-dir", "./two-h")
-    assert run(["fit", "./one", "--method", "oscar"]) == 3
-    said = capsys.readouterr().err
-    assert "./one is a folder with no moments file beside it or in it" in said
-    assert "compute leaves it beside an artifact as one.moments.safetensors" in said
+    assert cli.json(0, "fit", ".", "--method", "hadamard", "--output-dir", "./two-h")
+    assert "one.moments.safetensors" in cli.refused(3, "fit", "./one", "--method", "oscar")
 
 
 def test_one_capture_gives_what_every_method_would_have_computed(
-    tmp_path: Path, halves: list[Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, halves: list[Path], cli: Cli
 ) -> None:
-    first = compute(capsys, tmp_path / "oscar", halves[0], "oscar")
-    moments = first["moments"]
+    moments = compute(cli, tmp_path / "oscar", halves[0], "oscar")["moments"]
     for method in ("wush", "oscar-per-head", "oscar"):
-        fitted = told(
-            capsys, "fit", moments, "--method", method, "--output-dir", tmp_path / f"fit-{method}"
-        )
-        again = compute(capsys, tmp_path / f"again-{method}", halves[0], method)
+        target = tmp_path / f"fit-{method}"
+        fitted = cli.json(0, "fit", moments, "--method", method, "--output-dir", target)
+        again = compute(cli, tmp_path / f"again-{method}", halves[0], method)
         assert fitted["digest"] == again["digest"], method
-        assert run(["verify", str(tmp_path / f"fit-{method}"), "--strict"]) == 0
-
-
-def test_bits_are_chosen_from_moments_and_the_model(
-    tmp_path: Path, halves: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    moments = compute(capsys, tmp_path / "two", halves[0], "wush")["moments"]
-    command = ["fit", str(moments), "--method", "wush", "--bits", "2.75"]
-    assert run([*command, "--output-dir", str(tmp_path / "no")]) == 2
-    assert "Add --model MODEL" in capsys.readouterr().err
-    command += ["--model", MODEL, "--calib-data", str(halves[0]), *EXACT]
-    printed = lines(capsys, *command, "--output-dir", str(tmp_path / "more"))
-    assert printed[0].split()[:2] == ["RAISED", "BITS"]
-    assert any(line.startswith("Kept 2.75 bits per element") for line in printed)
-    (saved,) = [line for line in printed if line.startswith("Saved ")]
-    assert "_bits2.75-wush" in saved
-    assert not any("may be among the text" in line for line in printed)
-    assert run(["verify", str(tmp_path / "more"), "--strict"]) == 0
+        cli(0, "verify", target, "--strict")
 
 
 @pytest.fixture
@@ -161,12 +119,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+def lines(cli: Cli, *arguments: object) -> list[str]:
     """What a command that must succeed prints, stdout before stderr."""
-    capsys.readouterr()
-    assert run(list(arguments)) == 0
-    out, err = capsys.readouterr()
-    return [*out.splitlines(), *err.splitlines()]
+    return [*cli(0, *arguments).splitlines(), *cli.err.splitlines()]
 
 
 def next_step(printed: list[str]) -> list[str]:
@@ -175,9 +130,9 @@ def next_step(printed: list[str]) -> list[str]:
     return shlex.split(line.removeprefix("Next: "))[1:]
 
 
-def test_what_is_printed_can_be_pasted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_can_be_pasted(here: Path, cli: Cli) -> None:
     """Folders begin with ./, and the name of the artifact is said where its folder does not."""
-    printed = lines(capsys, "compute", "mine", "--calib-tokens", "300", "--method", "oscar")
+    printed = lines(cli, "compute", "mine", "--calib-tokens", "300", "--method", "oscar")
     (saved,) = [line for line in printed if line.startswith("Saved ")]
     name = r"seq300_prompt\d+_group64"
     place = rf"\./mine-rotation/{name}"
@@ -191,53 +146,34 @@ def test_what_is_printed_can_be_pasted(here: Path, capsys: pytest.CaptureFixture
     assert step[0] == "eval" and step[2:] == ["--model", "./mine"]
     assert step[1].startswith("./mine-rotation/seq")
     short = ["--task", "perplexity", "--windows", "1", "--length", "64", "-q"]
-    measured = lines(capsys, *step, *short)
+    measured = lines(cli, *step, *short)
     assert (
         "Perplexity of 1 window(s) of 64 tokens of manuals, all positions; other text or windows"
         in measured[-2]
     )
     assert measured[-1].startswith("Scores: mine-rotation/seq300")
-    fitted = lines(capsys, "fit", moments, "--method", "wush")
+    fitted = lines(cli, "fit", moments, "--method", "wush")
     assert fitted[0].startswith("Saved ./mine-rotation/seq300")
     assert any("the folder of mine" in line and "--model FOLDER" in line for line in fitted)
 
 
-def test_a_model_that_serve_refuses_is_told_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_serve_refuses_is_told_first(tmp_path: Path, cli: Cli) -> None:
     folder = save_model(tmp_path / "chunked", "Qwen3", vocab_size=2048)
     change_config(folder, attention_chunk_size=8192)
-    arguments = ["--method", "hadamard", "--output-dir", str(tmp_path / "out")]
-    printed = lines(capsys, "compute", str(folder), *arguments)
-    told = [
-        line for line in printed if "serve will refuse this model: chunked local attention" in line
-    ]
-    assert len(told) == 1 and told[0].startswith("note: ")
-    assert printed.index(told[0]) == printed.index(
-        next(line for line in printed if line.startswith("note: "))
-    )
-    facts = compute_json(capsys, folder, *arguments, "--force")
-    assert [note for note in facts["notes"] if "serve will refuse" in note] == [
-        told[0].removeprefix("note: ")
-    ]
-    capsys.readouterr()
-    assert run(["pull", str(folder), "--compute", "--dry-run"]) == 0
-    assert "serve will refuse this model" in capsys.readouterr().err
+    arguments = ["--method", "hadamard", "--output-dir", tmp_path / "out"]
+    notes = [x for x in lines(cli, "compute", folder, *arguments) if x.startswith("note: ")]
+    told = "serve will refuse this model: chunked local attention"
+    assert [told in note for note in notes] == [True, *[False] * (len(notes) - 1)]
+    facts = cli.json(0, "compute", folder, *arguments, "--force")
+    assert [note for note in facts["notes"] if told in note] == [notes[0].removeprefix("note: ")]
+    cli(0, "pull", folder, "--compute", "--dry-run")
+    assert "serve will refuse this model" in cli.err
     choice, error = choose_model(str(folder)), ArtifactNotFound("nobody has it")
     with pytest.raises(UnsupportedModel, match="chunked local attention"):
         plan_computing(choice, ComputeWish(compute=True, to_serve=True), error, SILENT)
     assert plan_computing(choice, ComputeWish(compute=True), error, SILENT).notes
-    assert not [
-        note
-        for note in compute_json(capsys, Path(MODEL), *arguments, "--force")["notes"]
-        if "serve" in note
-    ]
-
-
-def compute_json(
-    capsys: pytest.CaptureFixture[str], model: Path, *arguments: str
-) -> dict[str, Any]:
-    return told(capsys, "compute", model, *arguments)
+    facts = cli.json(0, "compute", MODEL, *arguments, "--force")
+    assert not [note for note in facts["notes"] if "serve" in note]
 
 
 @pytest.mark.parametrize("forbidden", [True, False])
@@ -253,19 +189,127 @@ def test_a_model_nobody_can_fetch_is_one_line_at_once(
             "HF_HUB_OFFLINE": "01"[forbidden],
             "HF_HOME": str(tmp_path / "home"),
         }
-        cli = Cli({**os.environ, **variables}, tmp_path)
-        for command in (
+        cli = Child({**os.environ, **variables}, tmp_path)
+        write_folder(tmp_path / "a", artifact_files())
+        offline = ["--offline"] if forbidden else []
+        for words in (
             ["compute", "org/model"],
-            ["eval", str(tmp_path / "a"), "--model", "org/model"],
+            ["eval", str(tmp_path / "a"), "--model", "org/model", *offline],
         ):
-            if command[0] == "eval":
-                write_folder(tmp_path / "a", artifact_files())
-                command += ["--offline"] if forbidden else []
-            done = cli(*command)
+            done = cli(*words)
             assert (done.code, done.out) == (5, "")
             (line,) = done.err.splitlines()
-            assert (
-                line.startswith("error: ")
-                and "org/model" in line
-                and line.endswith("give a local folder")
-            )
+            assert line.startswith("error: ") and "org/model" in line
+            assert line.endswith("give a local folder")
+
+
+LAYERS, HIDDEN, INNER = 80, 8192, 1 << 19
+SHAPES = {
+    "mlp.gate_proj": (INNER, HIDDEN),
+    "mlp.up_proj": (INNER, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INNER),
+    "self_attn.q_proj": (256, HIDDEN),
+    "self_attn.k_proj": (128, HIDDEN),
+    "self_attn.v_proj": (128, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, 256),
+    "self_attn.q_norm": (64,),
+    "self_attn.k_norm": (64,),
+    "input_layernorm": (HIDDEN,),
+    "post_attention_layernorm": (HIDDEN,),
+}
+
+
+@pytest.fixture
+def huge(tmp_path: Path) -> Path:
+    """Two terabytes of weights in files that take no room: all holes behind their headers."""
+    folder = tmp_path / "huge"
+    folder.mkdir()
+    for name in ("config.json", *TOKENIZER):
+        shutil.copyfile(MODEL / name, folder / name)
+    change_config(folder, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS)
+    shapes = {"model.embed_tokens.weight": (2048, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    shapes |= {
+        f"model.layers.{n}.{name}.weight": shape
+        for n in range(LAYERS)
+        for name, shape in SHAPES.items()
+    }
+    names = {}
+    for number, (name, shape) in enumerate(shapes.items()):
+        size = 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
+        header = json.dumps(
+            {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, size]}}
+        ).encode()
+        names[name] = f"model-{number:05}.safetensors"
+        with (folder / names[name]).open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    return folder
+
+
+def test_compute_says_how_much_is_missing_and_writes_nothing(
+    huge: Path, tmp_path: Path, cli: Cli
+) -> None:
+    words = ("--output-dir", tmp_path / "made/rotation", "--device", "cpu", "--no-stream-weights")
+    err = cli.refused(1, "compute", huge, *WORDS, *words)
+    assert "huge needs about 4129 GB on cpu, " in err and " GB are free. " in err
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_streamed_computation_makes_the_same_artifact(tmp_path: Path, cli: Cli) -> None:
+    model = write_model(tmp_path / "model")
+    cli.capsys.readouterr()  # transformers shows how it writes one
+    words = ["--calib-data", TEXT, "--calib-tokens", 512, "--method", "wush", "--group-size", 16]
+    made = []
+    for choice, device in (("--stream-weights", "cpu"), ("--no-stream-weights", "auto")):
+        place = ["--output-dir", tmp_path / choice.strip("-"), "--device", device, choice]
+        made.append(cli.json(0, "compute", model, *words, *place)["digest"])
+    assert made[0] == made[1]
+
+
+def small_report() -> ReportData:
+    """With one chart, quick to draw."""
+    return sample_report(2).model_copy(
+        update={"errors": (), "clip": None, "spectra": None, "headroom": None}
+    )
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """Beside the folder of its artifact."""
+    (tmp_path / "artifact").mkdir()
+    path = tmp_path / "artifact.report.json"
+    path.write_bytes(small_report().to_bytes())
+    return path
+
+
+def test_a_report_is_drawn_again(report: Path, tmp_path: Path, cli: Cli) -> None:
+    """A folder means the report beside or in it, and the ending of the output the format."""
+    cli(0, "plot", tmp_path / "artifact")
+    cli(0, "plot", tmp_path, "--output", tmp_path / "again.html")
+    pages = (tmp_path / "again.html", tmp_path / "artifact.report.html")
+    assert pages[0].read_bytes() == pages[1].read_bytes()
+    cli(0, "plot", report, "--output", tmp_path / "p.PNG")
+    assert (tmp_path / "p.PNG").read_bytes().startswith(b"\x89PNG")
+    facts = cli.json(0, "plot", report)
+    assert Path(facts["path"]).is_file()
+    assert facts["report"] == small_report().to_json()
+    for number, output in ((2, "p.pdf"), (2, "p"), (3, "gone/r.html"), (8, "/proc/r.html")):
+        cli.refused(number, "plot", report, "--output", tmp_path / output)
+    (tmp_path / "other.report.json").write_bytes(b"{}")
+    assert "artifact.report.json" in cli.refused(2, "plot", tmp_path)
+
+
+def test_moments_give_their_spectra(tmp_path: Path, cli: Cli) -> None:
+    moments = random_moments()
+    save_moments(tmp_path / "moments.safetensors", moments, describe(moments))
+    cli(0, "plot", tmp_path / "moments.safetensors")
+    page = (tmp_path / "moments.html").read_text()
+    assert "oscar-zoo/random" in page and "Eigenvalue spectra" in page and "<table>" not in page
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"<html>", b"\xff"])
+def test_broken_reports(content: bytes, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "r.report.json").write_bytes(content)
+    assert "r.report.json" in cli.refused(4, "plot", tmp_path / "r.report.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["r.report.json"]

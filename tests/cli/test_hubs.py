@@ -1,24 +1,31 @@
 """Whole commands against Hugging Face and ModelScope over loopback HTTP, with both versions of the
-real clients."""
+real clients, and the dialogue of `login` on a terminal."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import pty
+import select
 import signal
+import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_output import Cli, parsed
 from hub_server import HubServer
-from hub_uses import VERSIONS
+from hub_uses import HUB_2, VERSIONS
 from measured_artifacts import key_file, measured_files
 from quick_cli import QuickCli
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import REPORT_NAME, Manifest
-from oscar_zoo.compute.report.page import HEAD
+from oscar_zoo.registry.publish import REPORT_HEAD
 
 TAG = "seq512_prompt2_group64"
 ONE = f"tiny-qwen3-hard/{TAG}"
@@ -38,10 +45,9 @@ def cli(server: HubServer, tmp_path: Path) -> QuickCli:
 
 
 @pytest.fixture(params=VERSIONS)
-def either(request: pytest.FixtureRequest, server: HubServer, tmp_path: Path) -> QuickCli:
+def either(request: pytest.FixtureRequest, cli: QuickCli) -> QuickCli:
     """The command line with either version of huggingface_hub."""
-    (tmp_path / "pyproject.toml").touch()
-    return QuickCli(server.environment(tmp_path / "hf"), tmp_path, request.param)
+    return QuickCli(cli.environment, cli.folder, request.param)
 
 
 def test_publish_list_pull_verify_mirror_and_yank(
@@ -49,61 +55,55 @@ def test_publish_list_pull_verify_mirror_and_yank(
 ) -> None:
     folder = str(write_folder(tmp_path / "artifact", measured_files()))
     hub = ("--hub", "hf:me/zoo")
-    assert (
-        either("publish", folder, *hub, "--allow-warnings", **TOKENS).code == 3
-    )  # no such repository yet
-    published = either("publish", folder, *hub, "--create", "--allow-warnings", "--json", **TOKENS)
+    publish = ("publish", folder, *hub, "--allow-warnings")
+    assert either(*publish, **TOKENS).code == 3  # no such repository yet
+    published = either(*publish, "--create", "--json", **TOKENS)
     assert published.code == 0, published.err
     repo = server.repository("me/zoo")
     commits = len(repo.commits)
-    assert {path for path in repo.files() if path.startswith(ONE)} == {
-        f"{ONE}/{n}" for n in artifact_files()
-    }
+    files = {f"{ONE}/{name}" for name in artifact_files()}
+    assert {path for path in repo.files() if path.startswith(ONE)} == files
     assert repo.tags == {f"oz-tiny-qwen3-hard-{TAG}": repo.head()}
-    again = either("publish", folder, *hub, "--allow-warnings", "--json", **TOKENS)
-    assert (again.code, len(repo.commits)) == (0, commits)
+    assert (either(*publish, **TOKENS).code, len(repo.commits)) == (0, commits)
     other = str(write_folder(tmp_path / "other", measured_files(seed=1)))
     assert either("publish", other, *hub, "--allow-warnings", **TOKENS).code == 7
 
     listed = either("list", *hub, "--json").json["artifacts"]
     digest = next(row["digest"] for row in listed if row["id"] == ONE)
-    pulled = either("pull", "tiny-qwen3-hard", *hub, "--json")
-    assert pulled.code == 0, pulled.err
-    assert pulled.json["artifacts"][0]["digest"] == digest
-    assert pulled.json["artifacts"][0]["revision"] == repo.head()
+    pull = ("pull", "tiny-qwen3-hard", *hub)
+    (pulled,) = either(*pull, "--json").json["artifacts"]
+    assert (pulled["digest"], pulled["revision"]) == (digest, repo.head())
     assert either("verify", "tiny-qwen3-hard", "--json").code == 0
 
-    mirrored = either(
-        "mirror", "hf:me/zoo", "ms:me/mirror", "--all", "--create", "--json", **TOKENS
-    )
-    assert mirrored.code == 0, mirrored.out + mirrored.err
-    assert set(server.repository("me/mirror", "ms").files()) >= {
-        f"{ONE}/{n}" for n in artifact_files()
-    }
+    mirrored = either("mirror", "hf:me/zoo", "ms:me/mirror", "--all", "--create", **TOKENS)
+    assert mirrored.code == 0, mirrored.err
+    assert set(server.repository("me/mirror", "ms").files()) >= files
     moved = either("pull", "tiny-qwen3-hard", "--hub", "ms:me/mirror", "--no-lock", "--json")
     assert moved.json["artifacts"][0]["digest"] == digest
 
-    assert (
-        either("yank", f"tiny-qwen3-hard:{TAG}", *hub, "--reason", "a bad fit", **TOKENS).code == 0
-    )
-    by_name = either("pull", "tiny-qwen3-hard", *hub, "--no-lock")
-    assert (by_name.code, "a bad fit" in by_name.err) == (3, True)
-    by_digest = either(
-        "pull", f"tiny-qwen3-hard@{digest}", *hub, "--no-lock", OSCAR_ZOO_CACHE=str(tmp_path / "c2")
-    )
-    assert (by_digest.code, "a bad fit" in by_digest.err) == (0, True)
-    locked = either("pull", "tiny-qwen3-hard", *hub)  # the lock of this folder names the digest
-    assert (locked.code, "a bad fit" in locked.err) == (0, True)
+    yank = ("yank", f"tiny-qwen3-hard:{TAG}", *hub, "--reason", "a bad fit")
+    assert either(*yank, **TOKENS).code == 0
+    by_digest = ("pull", f"tiny-qwen3-hard@{digest}", *hub, "--no-lock")
+    for code, words, cache in (
+        (3, (*pull, "--no-lock"), "cache"),
+        (0, by_digest, "c2"),
+        (0, pull, "cache"),  # the lock of this folder names the digest
+    ):
+        done = either(*words, OSCAR_ZOO_CACHE=str(tmp_path / cache))
+        assert (done.code, "a bad fit" in done.err) == (code, True)
     assert either("unyank", f"tiny-qwen3-hard:{TAG}", *hub, **TOKENS).code == 0
-    assert either("pull", "tiny-qwen3-hard", *hub, "--no-lock").code == 0
+    assert either(*pull, "--no-lock").code == 0
+
+
+def files_of(seed: int = 0) -> dict[str, bytes]:
+    """The bare version of a zoo that knows no manifests."""
+    return {f"{ONE}/{name}": data for name, data in payload(seed=seed).items()}
 
 
 def test_an_upstream_zoo_without_manifests_is_pinned_on_first_use(
     server: HubServer, either: QuickCli, tmp_path: Path
 ) -> None:
-    repo = server.repository(
-        "Zhongzhu/OSCAR-RotationZoo", files={f"{ONE}/{n}": d for n, d in payload().items()}
-    )
+    repo = server.repository("Zhongzhu/OSCAR-RotationZoo", files=files_of())
     first = either("pull", "tiny-qwen3-hard", "--output", "rotations")
     assert first.code == 0, first.err
     assert "first use" in first.err
@@ -113,39 +113,33 @@ def test_an_upstream_zoo_without_manifests_is_pinned_on_first_use(
     server.clear()
     assert either("pull", "tiny-qwen3-hard").code == 0
     assert server.requests == []
-    repo.commit({f"{ONE}/{n}": d for n, d in payload(seed=1).items()})
+    repo.commit(files_of(seed=1))
     changed = either("pull", "tiny-qwen3-hard", "--no-lock", "--json")
     assert changed.code == 4
     assert lock["digest"] in changed.json["error"]["message"]
-    accepted = either("pull", "tiny-qwen3-hard", "--accept-new-digest", "--json").json["artifacts"][
-        0
-    ]
+    accept = either("pull", "tiny-qwen3-hard", "--accept-new-digest", "--json")
+    (accepted,) = accept.json["artifacts"]
     assert accepted["digest"] in changed.json["error"]["message"]
-    assert (
-        json.loads((tmp_path / "oscar-zoo.lock").read_bytes())["artifacts"][0]["digest"]
-        == accepted["digest"]
-    )
+    lock = json.loads((tmp_path / "oscar-zoo.lock").read_bytes())["artifacts"][0]
+    assert lock["digest"] == accepted["digest"]
 
 
 def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(
     server: HubServer, cli: QuickCli, tmp_path: Path
 ) -> None:
-    repo = server.repository("org/zoo", files={f"{ONE}/{n}": d for n, d in payload().items()})
-    assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo").code == 0
+    repo = server.repository("org/zoo", files=files_of())
+    pull = ("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo")
+    assert cli(*pull).code == 0
     lock = (tmp_path / "oscar-zoo.lock").read_bytes()
-    repo.commit({f"{ONE}/{n}": d for n, d in payload(seed=1).items()})
-    fresh = {"OSCAR_ZOO_CACHE": str(tmp_path / "fresh")}
-    assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", "--locked", **fresh).code == 0
+    repo.commit(files_of(seed=1))
+    assert cli(*pull, "--locked", OSCAR_ZOO_CACHE=str(tmp_path / "fresh")).code == 0
     repo.rewrite_history()
-    gone = cli(
-        "pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", OSCAR_ZOO_CACHE=str(tmp_path / "fresher")
-    )
-    assert gone.code == 4
-    assert "no longer has commit" in gone.err
+    gone = cli(*pull, OSCAR_ZOO_CACHE=str(tmp_path / "fresher"))
+    assert gone.code == 4 and "no longer has commit" in gone.err
     assert (tmp_path / "oscar-zoo.lock").read_bytes() == lock
     # the listing of the commit is still here
     assert cli("cache", "rm", "tiny-qwen3-hard").code == 0
-    gone = cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo")
+    gone = cli(*pull)
     assert gone.code == 4 and "no longer has commit" in gone.err
 
 
@@ -159,7 +153,7 @@ def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: QuickCli) -> 
     server.repository(
         "togethercomputer/OSCAR-RotationZoo",
         "ms",
-        files={f"{ONE}/{n}": d for n, d in payload().items()},
+        files=files_of(),
     )
     patient(cli, seconds=2)
     done = cli("pull", "tiny-qwen3-hard", "--json", HF_ENDPOINT=server.hang_accept())
@@ -224,7 +218,7 @@ def test_the_report_goes_up_beside_the_manifest_and_a_pull_leaves_it_out(
     files = measured_files()
     folder = str(write_folder(tmp_path / "artifact", files))
     digest = Manifest.from_bytes(files["oscar.json"]).digest
-    page = f"{HEAD}<title>x</title></head><body>{digest}</body></html>".encode()
+    page = f"{REPORT_HEAD.decode()}<title>x</title></head><body>{digest}</body></html>".encode()
     (tmp_path / "artifact.report.html").write_bytes(page)
     keys = {**TOKENS, "OSCAR_ZOO_SIGN_KEY": str(key_file(tmp_path / "zoo.pem"))}
     keys, more = (keys, ["--sign"]) if signed else (TOKENS, [])
@@ -258,8 +252,158 @@ def test_a_page_that_is_no_report_of_the_artifact_stays_here(
     files = measured_files()
     folder = str(write_folder(tmp_path / "artifact", files))
     digest = Manifest.from_bytes(files["oscar.json"]).digest or ""
-    page = f"{damage}{HEAD}{digest}" if "script" in damage else f"{HEAD}{digest[::-1]}"
+    page = (
+        f"{damage}{REPORT_HEAD.decode()}{digest}"
+        if "script" in damage
+        else f"{REPORT_HEAD.decode()}{digest[::-1]}"
+    )
     (tmp_path / "artifact.report.html").write_text(page)
     done = cli("publish", folder, "--hub", f"file:{tmp_path / 'hub'}", "--create")
     assert done.code == 0 and "artifact.report.html" in done.err
     assert not list((tmp_path / "hub").rglob("*.html"))
+
+
+TOKEN = "hf_CANARYfromthekeyboard"
+KEPT = ("OSCAR_ZOO_CACHE", "OSCAR_ZOO_DATA", "OSCAR_ZOO_STATE", "OSCAR_ZOO_CONFIG")
+
+
+class Terminal:
+    """`oscar-zoo ARGUMENTS` in a child on a terminal of its own; `text` is all that it showed."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        self.text = ""
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "oscar_zoo", *arguments], environment)
+
+    def paste(self, answer: str) -> None:
+        """Choose to paste a token, and type `answer` where it is asked for."""
+        self._wait_for("Paste an access token")
+        self._wait_for("not be visible", key="2")
+        os.write(self._fd, b"\x15" + answer.encode())  # Ctrl-U: the last key may have come too late
+
+    def _wait_for(self, words: str, key: str | None = None) -> None:
+        """Read until `words` are there; `key` is pressed until then, because a menu drops what
+        comes too early."""
+        while words not in self.text:
+            if key is not None and not select.select([self._fd], [], [], 0.2)[0]:
+                os.write(self._fd, key.encode())
+            else:
+                assert self._read(), self.text
+
+    def interrupt(self) -> int:
+        """Press Ctrl-C where a token is asked for, again when nothing comes of it; the exit
+        code."""
+        self.paste("\x03")
+        while not select.select([self._fd], [], [], 5)[0]:
+            os.write(self._fd, b"\x03")
+        return self.status()
+
+    def status(self) -> int:
+        """The exit code, once the child has ended."""
+        while self._read():
+            pass
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._fd], [], [], 300)
+        assert ready, f"silent after: {self.text}"
+        try:
+            data = os.read(self._fd, 4096)
+        except OSError as error:
+            assert error.errno == errno.EIO  # the other end is closed
+            return False
+        self.text += data.decode(errors="replace")
+        return bool(data)
+
+
+def environment(server: HubServer, home: Path, version: int = 1, **more: str) -> dict[str, str]:
+    extra = {"PYTHONPATH": str(HUB_2)} if version == 2 else {}
+    state = {name: os.environ[name] for name in KEPT}
+    return server.environment(home) | state | extra | {"TERM": "xterm", "PYTHON_COLORS": "0"} | more
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_pasted_token_is_checked_and_kept_by_the_client_alone(
+    server: HubServer, tmp_path: Path, version: int, own_state: Path
+) -> None:
+    terminal = Terminal(["login"], environment(server, tmp_path, version))
+    terminal.paste(TOKEN + "\n")
+    assert terminal.status() == 0, terminal.text
+    assert "Logged in to Hugging Face as tester" in terminal.text and TOKEN not in terminal.text
+    saved = tmp_path / "token"
+    assert saved.read_text() == TOKEN and stat.S_IMODE(saved.stat().st_mode) == 0o600
+    ours = [path.read_bytes() for path in own_state.rglob("*") if path.is_file()]
+    assert not any(TOKEN.encode() in content for content in ours)
+    again = Terminal(["login", "--json"], environment(server, tmp_path, version))
+    assert again.status() == 0
+    assert parsed(again.text) == {
+        "schema": "oscar-zoo.login/1",
+        "hub": "hf",
+        "user": "tester",
+        "source": str(saved),
+    }
+
+
+def test_a_token_that_the_hub_refuses_is_not_kept(server: HubServer, tmp_path: Path) -> None:
+    server.fault("status", "/api/whoami-v2", code=401)
+    terminal = Terminal(["login"], environment(server, tmp_path, OSCAR_ZOO_DEBUG="0"))
+    terminal.paste(TOKEN + "\n")
+    assert terminal.status() == 6, terminal.text
+    assert "refused the token" in terminal.text and TOKEN not in terminal.text
+    assert not (tmp_path / "token").exists()
+
+
+def test_a_refused_variable_is_named_because_it_would_win(
+    server: HubServer, tmp_path: Path
+) -> None:
+    server.fault("status", "/api/whoami-v2", code=401)
+    terminal = Terminal(["login"], environment(server, tmp_path, HF_TOKEN=TOKEN))
+    assert terminal.status() == 6
+    assert "HF_TOKEN" in terminal.text and TOKEN not in terminal.text
+
+
+def test_a_hub_that_never_answers_ends_the_question_who_one_is(
+    server: HubServer, tmp_path: Path, own_state: Path
+) -> None:
+    (own_state / "config").mkdir()
+    (own_state / "config" / "config.toml").write_text("[network]\nread = 0.5\n")
+    terminal = Terminal(
+        ["login"], environment(server, tmp_path, HF_TOKEN=TOKEN, HF_ENDPOINT=server.hang_accept())
+    )
+    assert terminal.status() == 5
+    assert "Hugging Face" in terminal.text and "8 s" not in terminal.text
+
+
+def test_ctrl_c_leaves_no_token(server: HubServer, tmp_path: Path) -> None:
+    terminal = Terminal(["login"], environment(server, tmp_path))
+    assert terminal.interrupt() == 130
+    assert not (tmp_path / "token").exists()
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_without_a_terminal_the_variable_is_named(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    token: str | None,
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    line = Cli(capsys).refused(2, "login")
+    assert "terminal" in line and "HF_TOKEN" in line and TOKEN not in line
+
+
+def test_modelscope_takes_its_variable_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = Cli(capsys)
+    monkeypatch.delenv("MODELSCOPE_API_TOKEN", raising=False)
+    line = cli.refused(2, "login", "ms")
+    assert "MODELSCOPE_API_TOKEN" in line and "pickle" in line
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", TOKEN)
+    assert "MODELSCOPE_API_TOKEN" in cli(0, "login", "ms") and TOKEN not in cli.out + cli.err
+    assert cli.json(0, "login", "ms")["source"] == "MODELSCOPE_API_TOKEN"

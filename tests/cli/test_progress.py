@@ -1,8 +1,9 @@
-"""What is said about work that takes long: real units, a total that is known at the start, lines
-without a terminal."""
+"""What is said about work that takes long: the share that is done and the time left, a total that
+is known at the start, bars on a terminal and lines without one."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import pty
 import re
@@ -11,13 +12,145 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_output import PHASES, Clock
 
-from oscar_zoo.cli.render.course import EVERY_SECONDS
+from oscar_zoo.cli.render.course import EVERY_SECONDS, Course
 from oscar_zoo.cli.render.progress import TerminalObserver, question_of
+from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.observer import SILENT, Note
+
+
+def test_the_share_of_all_work_never_falls_and_ends_at_all() -> None:
+    clock = Clock()
+    course = Course(PHASES, clock)
+    shares = []
+    for news in [
+        (0, 0, "load"),
+        (0, 50, "capture"),
+        (25, 50, "capture"),
+        (0, 0, "nobody's"),
+        (1, 4, "perplexity"),
+    ]:
+        course.update(*news)
+        clock.now += 1
+        shares.append(course.share)
+    assert shares == pytest.approx([0.01, 0.1, 0.25, 0.25, 0.55])
+    course.update(0, 50, "capture")
+    assert course.share == pytest.approx(0.55)
+    course.update(4, 4, "perplexity")
+    assert (course.share, course.count) == (1.0, "4 of 4 sequences")
+
+
+def test_a_phase_that_counts_nothing_moves_with_time_and_never_ends_by_it() -> None:
+    clock = Clock()
+    course = Course(PHASES, clock)
+    course.update(0, 0, "load")
+    assert (course.share, course.count, course.left) == (0, "", "about 2 minutes left")
+    clock.now += 5
+    assert course.share == pytest.approx(0.05)
+    clock.now += 1000
+    assert course.share == pytest.approx(0.09)
+
+
+def test_the_time_left_follows_what_was_seen() -> None:
+    clock = Clock()
+    course = Course(PHASES, clock)
+    course.update(0, 30, "capture")
+    clock.now += 250
+    course.update(15, 30, "capture")
+    assert course.left == "about 16 minutes left"  # 15 seconds were expected, it took 250
+    untold = Course(PHASES, clock, timed=False)
+    untold.update(0, 0, "load")
+    assert untold.left == ""
+    clock.now += 60
+    untold.update(15, 30, "capture")
+    assert untold.left == "about 3 minutes left"
+
+
+def test_a_slow_machine_shows_at_a_tenth_of_the_work() -> None:
+    clock = Clock()
+    course = Course(PHASES, clock)
+    course.update(0, 0, "load")
+    clock.now += 10
+    course.update(0, 100, "capture")
+    clock.now += 60  # six times as long as expected
+    course.update(34, 100, "capture")
+    assert course.percent == 20
+    assert course.left == "about 6 minutes left"  # 8 minutes in truth
+    clock.now += 120
+    course.update(100, 100, "capture")
+    course.update(0, 6, "perplexity")
+    assert (course.percent, course.left) == (40, "about 6 minutes left")
+    clock.now += 180
+    course.update(3, 6, "perplexity")
+    assert (course.percent, course.left) == (70, "about 3 minutes left")
+
+
+def minutes_left(course: Course, clock: Clock, steps: int, seconds: float) -> list[int]:
+    """The minutes that are told every ten seconds of a phase whose steps take `seconds` each."""
+    told = []
+    for done in range(steps):
+        course.update(done, steps, "capture")
+        for _ in range(0, int(seconds), 10):
+            told.append(int(re.findall(r"\d+", course.left)[0]) if "minute" in course.left else 0)
+            clock.now += 10
+    return told
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_it_falls_during_steps_that_take_as_long_as_expected(timed: bool) -> None:
+    """However long they are: a step that goes on says nothing yet."""
+    clock = Clock()
+    phases = (Phase("before", "tokens", 600), Phase("capture", "sequences", 1200))
+    course = Course(phases, clock, timed=timed)
+    for done in range(11):
+        course.update(done, 10, "before")
+        clock.now += 60 if done < 10 else 0
+    told = minutes_left(course, clock, steps=4, seconds=300)
+    assert told == sorted(told, reverse=True) and 19 <= told[0] <= 21 and told[-1] <= 2
+
+
+def test_a_slower_machine_is_told_without_exaggeration() -> None:
+    clock = Clock()
+    course = Course((Phase("capture", "sequences", 1200),), clock)
+    told = minutes_left(course, clock, steps=8, seconds=300)  # twice as long as expected
+    truth = [-(-(2400 - 10 * place) // 60) for place in range(len(told))]
+    assert all(one <= 1.1 * right + 1 for one, right in zip(told, truth, strict=True))
+    later = told[len(told) // 8 :]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(later))
+
+
+def test_steps_that_were_done_before_say_nothing_about_the_pace() -> None:
+    clock = Clock()
+    course = Course((Phase("capture", "sequences", 1200),), clock)
+    course.update(6, 12, "capture")
+    clock.now += 100
+    course.update(7, 12, "capture")
+    assert course.left == "about 9 minutes left"
+
+
+def test_it_is_never_at_all_of_the_work_while_a_phase_is_left() -> None:
+    clock = Clock()
+    course = Course((Phase("fit", "layers", 1000), Phase("write", "", 0)), clock)
+    course.update(4, 4, "fit")
+    assert "99 % of all, about 10 s left" in course.line
+    course.update(0, 0, "write")
+    assert "99 % of all, about 10 s left" in course.line
+    counted = Course(PHASES, clock)
+    counted.update(8, 8, "perplexity")
+    assert counted.line == "perplexity (3 of 3): 8 of 8 sequences, 100 % of all"
+
+
+def test_a_slow_start_says_little_about_the_rest() -> None:
+    clock = Clock()
+    course = Course(PHASES, clock)
+    course.update(0, 0, "load")
+    clock.now += 600  # a slow disk
+    course.update(0, 50, "capture")
+    assert course.left == "about 2 minutes left"
 
 
 def test_the_silent_observer_takes_everything_and_says_no() -> None:
@@ -50,10 +183,13 @@ def test_a_line_for_every_later_phase_and_every_thirty_seconds(
     ]
 
 
-def test_quiet_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with TerminalObserver(quiet=True) as observer:
+@pytest.mark.parametrize("more", [{"quiet": True}, {"as_json": True}])
+def test_quiet_work_says_nothing(more: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor does work for programs where stderr is no terminal."""
+    with TerminalObserver(**more) as observer:
         observer.begin(PHASES, timed=True)
         observer.advance("load", 0, 0)
+        observer.advance("capture", 1, 4)
         observer.note(Note("test.remark", "this is a remark."))
     assert capsys.readouterr() == ("", "")
 
@@ -108,28 +244,15 @@ with TerminalObserver() as observer:
 
 def test_on_a_terminal_there_is_one_bar_with_the_unit_of_the_phase(tmp_path: Path) -> None:
     words = ("remark", "capture (2 of 3)", "200 of 400 tokens", "about 2 minutes left")
-    seen = on_terminal(
-        [sys.executable, "-c", CHILD], lambda text: all(word in text for word in words)
-    )
+    seen = drawn([sys.executable, "-c", CHILD], lambda text: all(word in text for word in words))
     assert "-:--" not in seen
 
 
 def test_json_keeps_the_bar_on_a_terminal_and_no_remarks() -> None:
     """stdout has one object, and a person who waits for it looks at stderr."""
     child = CHILD.replace("TerminalObserver()", "TerminalObserver(as_json=True)")
-    seen = on_terminal([sys.executable, "-c", child], lambda text: "200 of 400 tokens" in text)
+    seen = drawn([sys.executable, "-c", child], lambda text: "200 of 400 tokens" in text)
     assert "capture (2 of 3)" in seen and "remark" not in seen
-
-
-def test_json_says_nothing_where_stderr_is_no_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with TerminalObserver(as_json=True) as observer:
-        observer.begin(PHASES, timed=True)
-        observer.advance("load", 0, 0)
-        observer.advance("capture", 1, 4)
-        observer.note(Note("test.remark", "this is a remark."))
-    assert capsys.readouterr() == ("", "")
 
 
 LONG = """
@@ -149,7 +272,7 @@ with TerminalObserver() as observer:
 def test_a_bar_fits_into_one_line_of_a_narrow_terminal(columns: int, name: int) -> None:
     """The label is cut, never the time left."""
     child = LONG.replace("NAME", str(name))
-    seen = on_terminal(
+    seen = drawn(
         [sys.executable, "-c", child],
         lambda text: bool(re.search(r"tokens.*\sleft", text, re.DOTALL)),
         columns=columns,
@@ -159,7 +282,7 @@ def test_a_bar_fits_into_one_line_of_a_narrow_terminal(columns: int, name: int) 
     assert re.match(r"  (capt|perp).* 0 of 1,310,720 tokens about \d\d minutes left\s*$", line)
 
 
-def on_terminal(command: list[str], enough: Callable[[str], bool], *, columns: int = 120) -> str:
+def drawn(command: list[str], enough: Callable[[str], bool], *, columns: int = 120) -> str:
     """What a child draws on a terminal until it is enough, without control sequences."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
@@ -169,9 +292,8 @@ def on_terminal(command: list[str], enough: Callable[[str], bool], *, columns: i
     try:
         while not enough(seen):
             assert select.select([ours], [], [], 300)[0], f"it says no more than: {seen}"
-            seen += re.sub(
-                r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(ours, 4096).decode("utf-8", "replace")
-            )
+            shown = os.read(ours, 4096).decode("utf-8", "replace")
+            seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
         os.write(ours, b"\n")
         assert child.wait(timeout=300) == 0
     finally:

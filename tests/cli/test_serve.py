@@ -1,55 +1,77 @@
-"""`oscar-zoo serve` for real: what it says of its server, and what the server says of itself."""
+"""`oscar-zoo serve` for real: what it says of its server, what the server answers, and how servers
+end by themselves, by signals, and in the background.
+
+One server is started as users do; the others are forks (`forked_commands`) but for those that a
+signal ends while they start.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from cli_output import parsed
-from engines import MODEL, needs_sglang
+from cli_output import Cli, parsed
+from engines import MODEL, needs_sglang, recall_prompts, text_tokens
+from forked_commands import forked
+from reference_server import ReferenceServer, equal_tokens
 from served_model import (
     CANARY,
     KEY,
+    WHOLE_PROMPTS,
     Running,
     alive,
     all_children,
     cmdline,
     fitted,
+    fork,
     oscar_zoo,
+    serve,
     serving,
+    start,
+    variables,
 )
+from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.engines.sglang.hooks.observation import METRICS
-from oscar_zoo.engines.sglang.launch.plan import check_port_free
+from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.engines.sglang.hooks.observation import METRICS, PREFIX
+from oscar_zoo.engines.sglang.launch.plan import check_port_free, free_port
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.models.loading import load_model
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
+NEW = 16
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    artifact = fitted(tmp_path_factory.mktemp("fitted") / "rotation")
-    with serving(artifact, tmp_path_factory.mktemp("temp")) as running:
+def rotation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fitted for the example model."""
+    return fitted(tmp_path_factory.mktemp("fitted") / "rotation")
+
+
+@pytest.fixture(scope="module")
+def served(rotation: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with serving(rotation, tmp_path_factory.mktemp("temp")) as running:
         yield running
 
 
 def test_it_says_what_it_serves(served: Running) -> None:
+    """The copy that it reads has other bytes; the log calls the artifact by its own digest."""
     manifest = Manifest.from_bytes((served.artifact / FILE_NAME).read_bytes())
     assert served.ready["url"] == f"http://127.0.0.1:{served.port}/v1"
     assert served.ready["digest"] == manifest.digest
     assert served.ready["recipe"] == manifest.recipe.model_dump(mode="json")
-
-
-def test_its_log_calls_the_artifact_by_its_digest(served: Running) -> None:
-    """The copy that the server reads has other bytes, and the log calls it a copy."""
     log = Path(served.ready["log"]).read_text("utf-8")
     named = set(re.findall(r"artifact (sha256:[0-9a-f]{64}), read from a verified copy", log))
     assert named == {served.ready["digest"]}
@@ -94,9 +116,10 @@ def test_the_curl_line_works_when_pasted(served: Running) -> None:
 def test_its_metrics_are_on_the_page_of_the_engine(served: Running) -> None:
     page = served.ask("/metrics").decode()
     found = set(re.findall(r"^(oscar_int2_[a-z_]+)\{", page, re.MULTILINE))
-    assert found == {metric.full_name for metric in METRICS}
-    for metric in METRICS:
-        assert f"# TYPE {metric.full_name} {metric.kind}" in page
+    assert found == {PREFIX + name for name in METRICS}
+    for name in METRICS:
+        kind = "counter" if name.endswith("_total") else "gauge"
+        assert f"# TYPE {PREFIX}{name} {kind}" in page
     (rows,) = re.findall(r"^oscar_int2_capacity_ring_rows\{(.*)\} (\S+)$", page, re.MULTILINE)
     (running,) = re.findall(r"^sglang:num_running_reqs\{(.*)\} \S+$", page, re.MULTILINE)
     assert sorted(rows[0].split(",")) == sorted(running.split(",")) and float(rows[1]) == 16
@@ -184,6 +207,92 @@ def test_only_loopback_is_listened_on(served: Running) -> None:
     ]
 
 
+def test_it_answers_over_the_openai_api(served: Running) -> None:
+    reply = served.post(
+        "/v1/completions",
+        {"model": "any", "prompt": "The quick", "max_tokens": 4, "temperature": 0},
+    )
+    assert reply["choices"][0]["text"] and reply["usage"]["completion_tokens"] == 4
+    chat = {"model": "any", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+    assert served.post("/v1/chat/completions", chat)["choices"][0]["message"]["content"]
+
+
+def test_it_is_asked_for_facts_in_long_prompts(served: Running, cli: Cli) -> None:
+    url, key = f"http://127.0.0.1:{served.port}", served.temp / "key"
+    asked = ["--family", "single", "--depths", "2", "--samples", "1", "--lengths", "600"]
+    model = ["--model", MODEL, "--url", url, "--api-key-file", key]
+    found = parsed(cli(0, "ruler", served.artifact, *model, *asked, "--json"))
+    assert found["servers"][url]["cache_dtype"] == "int2"
+    assert [(one["depth"], one["asked"]) for one in found["cells"]] == [(0.0, 1), (1.0, 1)]
+
+
+def test_ten_requests_at_once_give_the_tokens_of_the_reference(served: Running) -> None:
+    """Prompts far longer than both windows, so that every decode step reads INT2 history."""
+    ids = text_tokens()
+    prompts = recall_prompts() + [ids[at : at + 350 + at // 50] for at in range(1000, 8000, 1000)]
+    assert len(prompts) == 10
+
+    def ask(prompt: list[int]) -> list[int]:
+        sampling = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
+        body = {"input_ids": prompt, "sampling_params": sampling}
+        return list(served.post("/generate", body)["output_ids"])
+
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(ask, prompts))
+    reference = reference_server(served.artifact)
+    equal = sum(
+        equal_tokens(answer, reference.generate(prompt, NEW))
+        for prompt, answer in zip(prompts, answers, strict=True)
+    )
+    assert equal > 0.8 * NEW * len(prompts)
+
+
+def test_the_comparison_depends_on_the_rotation(served: Running) -> None:
+    """INT2 history without a transform gives other tokens, so the test above does see the cache."""
+    reference = reference_server(served.artifact)
+    bare = ReferenceServer(
+        reference.model, CacheSpec(None, None, reference.spec.recipe), WHOLE_PROMPTS
+    )
+    prompts = [text_tokens()[at : at + 450] for at in (1000, 4000)]
+    assert any(bare.generate(p, NEW).answer != reference.generate(p, NEW).answer for p in prompts)
+
+
+def reference_server(artifact: Path) -> ReferenceServer:
+    manifest = Manifest.from_bytes((artifact / FILE_NAME).read_bytes())
+    sides = []
+    for role in ("k_rotation", "v_rotation"):
+        entry = manifest.file(role)  # type: ignore[arg-type]
+        assert entry is not None
+        sides.append(read_rotation((artifact / entry.path).read_bytes(), what=entry.path))
+    recipe = manifest.recipe
+    return ReferenceServer(
+        load_model(str(MODEL), dtype="float32"), CacheSpec(*sides, recipe), WHOLE_PROMPTS
+    )
+
+
+def test_beam_search_is_refused_and_the_server_goes_on(served: Running) -> None:
+    body = {"text": "The quick", "sampling_params": {"max_new_tokens": 2, "beam_width": 2}}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        served.post("/generate", body)
+    said = caught.value.read().decode()
+    assert caught.value.code == 400 and "beam_width" in said
+    assert "does not work with an INT2 KV cache" in said or version("sglang") < "0.5.21"
+    assert served.post("/generate", {**body, "sampling_params": {"max_new_tokens": 2}})["text"]
+
+
+def test_an_image_is_refused_by_a_model_that_reads_text_only(served: Running) -> None:
+    """SGLang alone leaves the image out and answers."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    content = [{"type": "text", "text": "The quick"}, image]
+    body = {"model": "any", "messages": [{"role": "user", "content": content}], "max_tokens": 2}
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        served.post("/v1/chat/completions", body)
+    assert caught.value.code == 400
+    assert "text" in caught.value.read().decode()
+    content.pop()
+    assert served.post("/v1/chat/completions", body)["choices"]
+
+
 def test_sigterm_leaves_nothing_behind(served: Running) -> None:
     """Last of the server's tests: it ends it."""
     tree = all_children(served.process.pid)
@@ -193,3 +302,138 @@ def test_sigterm_leaves_nothing_behind(served: Running) -> None:
     assert not [pid for pid in tree if alive(pid)]
     assert not list(served.temp.glob("oscar-zoo-serve-*"))
     check_port_free("127.0.0.1", served.port)
+
+
+SCHEDULER = b"sglang::scheduler"
+"""How the command line of SGLang's scheduler begins."""
+
+
+def test_a_server_without_its_detokenizer_ends_at_once(rotation: Path, tmp_path: Path) -> None:
+    """By itself SGLang holds all requests for a minute after a crash, to write dumps."""
+    process = fork(rotation, free_port(), tmp_path)
+    ready = "".join(iter(process.stdout.readline, "}\n"))
+    tree = all_children(process.pid)
+    (victim,) = (pid for pid in tree if cmdline(pid).startswith(b"sglang::detokenizer"))
+    os.kill(victim, signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 1 and "its process detokenizer was killed" in said
+    log = Path(json.loads(ready + "}")["log"]).read_text()
+    assert "detokenizer" in log and "before crash diagnostics" not in log
+    assert not [pid for pid in tree if alive(pid)]
+    (told,) = parsed(oscar_zoo(tmp_path, "ps", "--json").stdout)["ended"]
+    assert told["cause"] == "its process detokenizer was killed" and told["ended"]
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "code", "word"),
+    [
+        ((), signal.SIGINT, 130, "interrupted"),
+        (("--detach",), signal.SIGINT, 130, "interrupted"),
+        ((), signal.SIGTERM, 143, "terminated"),
+    ],
+)
+def test_a_signal_while_starting_leaves_nothing_behind(
+    rotation: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    number: signal.Signals,
+    code: int,
+    word: str,
+) -> None:
+    process = start(rotation, free_port(), tmp_path, options=options)
+    while not (
+        tree := [pid for pid in all_children(process.pid) if b"sglang.launch" in cmdline(pid)]
+    ):
+        assert process.poll() is None
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == code and parsed(out)["error"]["code"] == word
+    assert not [pid for pid in tree if alive(pid)] and not list(tmp_path.glob("oscar-zoo-serve-*"))
+    assert not list((tmp_path / "servers").iterdir())
+
+
+def test_a_port_that_is_lost_while_it_starts_is_told(rotation: Path, tmp_path: Path) -> None:
+    """By itself SGLang stays there for ever and listens nowhere."""
+    port = free_port()
+    process = fork(rotation, port, tmp_path)
+    while not any(cmdline(pid).startswith(SCHEDULER) for pid in all_children(process.pid)):
+        assert process.poll() is None  # SGLang listens once its scheduler has loaded the model
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))  # and answers nobody: a listener might keep clients waiting
+        out, _ = process.communicate(timeout=300)
+    error = parsed(out)["error"]
+    assert (process.returncode, error["code"]) == (7, "port_in_use")
+    assert f"port {port} was taken" in error["message"] and "--port" in error["hint"]
+
+
+def test_a_server_that_cannot_start_says_why(rotation: Path, tmp_path: Path) -> None:
+    """In the background, too: the child of `--detach` fails as `serve` does, and its words are
+    passed on."""
+    command = serve(rotation, free_port(), "--oscar-k-clip=0.9x3", options=("--detach",))
+    ended = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
+    error = ended.json["error"]
+    assert ended.code == 1 and error["message"].startswith("the server ended while starting: ")
+    assert ": --oscar-k-clip has 3 entries, and the model has 4 layers" in error["message"]
+    assert "Traceback" not in error["message"] and "log: " in error["hint"]
+    log = Path(error["hint"].rpartition("log: ")[2]).read_text()
+    assert "has 3 entries" in log and not list((tmp_path / "servers").iterdir())
+
+
+def test_a_damaged_artifact_in_the_background_starts_nothing(tmp_path: Path) -> None:
+    """Nothing is said to start before the artifact was verified."""
+    folder = write_folder(tmp_path / "damaged", artifact_files())
+    (folder / K_NAME).write_bytes(b"damaged")
+    command = serve(folder, free_port(), options=("--detach",))
+    command.remove("--json")
+    ended = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
+    assert ended.code == 4 and "failed verification" in ended.err
+    assert "tarting" not in ended.err, ended.err
+    assert ended.err.startswith("checking model and artifact (0 s)\n")
+
+
+def test_a_server_in_the_background_from_start_to_stop(rotation: Path, tmp_path: Path) -> None:
+    port = free_port()
+    options = ("--detach", "--require-key")
+    command = serve(rotation, port, "--served-model-name=my-model", options=options)
+    command.remove("--json")
+    begun = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
+    assert begun.code == 0, begun.err
+    phases = [line.rpartition(" (")[0] for line in begun.err.splitlines()]
+    assert phases[:2] == ["checking model and artifact", "Starting a server in the background"]
+    assert {"loading weights", "warming up"} & set(phases)
+    *rows, last = begun.out.splitlines()
+    block, key = dict(line.split(maxsplit=1) for line in rows), last.removeprefix("OPENAI_API_KEY=")
+    assert key.startswith("oscar-zoo-") and len(key) > 40 and key not in "".join(rows)
+    kept = sorted(path for path in (tmp_path / "servers").iterdir() if path.suffix != ".json")
+    assert [path.suffix for path in kept] == [".administration-key", ".key"]
+    assert [path.stat().st_mode & 0o777 for path in kept] == [0o600, 0o600]
+    assert kept[1].read_text().strip() == key != kept[0].read_text().strip()
+    assert (
+        block["Model"].startswith("my-model, SGLang")
+        and f"stop with oscar-zoo stop {port}" in block["Ready"]
+    )
+    (row,) = parsed(oscar_zoo(tmp_path, "ps", "--json").stdout)["servers"]
+    assert (row["port"], row["model_id"]) == (port, "my-model")
+    assert "my-model" in oscar_zoo(tmp_path, "ps").stdout
+    try:
+        answer = subprocess.run(
+            ["sh", "-c", block["Try"]], capture_output=True, text=True, timeout=300, check=True
+        )
+        assert json.loads(answer.stdout)["model"] == "my-model"
+        talked = oscar_zoo(tmp_path, "chat", "my-model", "--max-tokens", "4", stdin="Hello\n")
+        assert talked.returncode == 0 and talked.stdout.endswith("\n")
+        assert talked.stderr in (
+            "",
+            "note: the answer was cut off; for longer ones: --max-tokens N\n",
+        )
+        tree = all_children(row["pid"])
+        log = oscar_zoo(tmp_path, "logs", "-n", "10000").stdout
+        assert "The server is fired up" in log and key not in log
+    finally:
+        stopped = oscar_zoo(tmp_path, "stop", "my-model")
+    assert stopped.returncode == 0 and stopped.stdout == f"Stopped my-model on port {port}.\n"
+    assert tree and not [pid for pid in (row["pid"], *tree) if alive(pid)]
+    check_port_free("127.0.0.1", port)
+    assert not list((tmp_path / "servers").iterdir())
+    assert oscar_zoo(tmp_path, "stop").returncode == 3
+    assert "fired up" in oscar_zoo(tmp_path, "logs", str(port), "-n", "1000").stdout

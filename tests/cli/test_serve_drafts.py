@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from architectures import write_mtp_model
-from cli_output import parsed
+from cli_output import Cli
 from safetensors.torch import load_file, save_file
 from tiny_artifacts import manifest, payload, write_folder
 from tiny_models import INDEX, change_config
@@ -18,9 +18,8 @@ from tiny_models import INDEX, change_config
 import oscar_zoo
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.cli.commands.serve import command
-from oscar_zoo.cli.main import run
 from oscar_zoo.errors import UsageError
-from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.config_file import geometry_of_folder
 from oscar_zoo.registry.catalog import Catalog
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -51,73 +50,59 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(
-    capsys: pytest.CaptureFixture[str], folder: Path, model: Path | str, *words: str
+    cli: Cli, folder: Path, model: Path | str, *words: object, code: int = 0
 ) -> tuple[list[str], str]:
-    """The flags for speculative decoding of `serve --print`, and what it says of them."""
-    facts = parsed(printed(capsys, folder, model, "--json", *words)[0])
-    flags = [flag for flag in facts["argv"] if flag.startswith("--speculative-")]
-    return flags, facts["drafts"]
-
-
-def printed(
-    capsys: pytest.CaptureFixture[str],
-    folder: Path,
-    model: Path | str,
-    *words: str,
-    code: int = 0,
-) -> tuple[str, str]:
-    """What `serve --print` of `model` writes, without warnings about its artifact, which goes to
-    `folder`."""
+    """The flags for speculative decoding of `serve --print`, and what it says of them; of what it
+    refuses, the one line. The artifact goes to `folder`."""
     artifact = folder / "rotation"
     if not artifact.exists():
         write_folder(artifact, payload(geometry=geometry_of_folder(Path(model))))
-    line = ["serve", str(artifact), "--model", str(model), "--print", "--device", "cuda", *words]
-    assert run(line) == code, capsys.readouterr().err
-    out, err = capsys.readouterr()
-    lines = err.splitlines(keepends=True)
-    return out, "".join(line for line in lines if not line.startswith("warning: "))
+    line = ["serve", artifact, "--model", model, "--print", "--device", "cuda", *words]
+    if code:
+        cli(code, *line)
+        (told,) = [one for one in cli.err.splitlines() if not one.startswith("warning: ")]
+        return [], told
+    facts = cli.json(0, *line)
+    flags = [flag for flag in facts["argv"] if flag.startswith("--speculative-")]
+    return flags, facts["drafts"] or ""
 
 
-def named(
-    capsys: pytest.CaptureFixture[str], folder: Path, name: str, *words: str, code: int = 0
-) -> Any:
+def named(cli: Cli, folder: Path, name: str) -> Any:
     """`serve --print --json --drafts` of a model of the zoo that is not on this machine."""
     recipe = Catalog.packaged().recipe(name)
     assert recipe is not None
     small = recipe.geometry.model_copy(update={"num_q_heads": recipe.geometry.num_kv_heads})
     artifact = write_folder(folder / name, payload(geometry=small))
-    line = ["serve", str(artifact), "--print", "--json", "--device", "cuda", "--drafts", *words]
-    assert run(line) == code, capsys.readouterr().err
-    return parsed(capsys.readouterr().out)
+    return cli.json(0, "serve", artifact, "--print", "--device", "cuda", "--drafts")
 
 
 @pytest.mark.parametrize("name", ["dense", "hybrid"])
 def test_a_layer_of_the_model_drafts_where_its_weights_are_there(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path, name: str
+    cli: Cli, tmp_path: Path, models: Path, name: str
 ) -> None:
     for words in (["--drafts"], ["--drafts", "auto"], ["--drafts=mtp"]):
-        flags, told = shown(capsys, tmp_path, models / name, *words)
+        flags, told = shown(cli, tmp_path, models / name, *words)
         assert flags == CHAIN
         assert told.startswith("up to 3 tokens a step from the model's own layer (MTP), ")
-    assert shown(capsys, tmp_path, models / name) == ([], None)
+    assert shown(cli, tmp_path, models / name) == ([], "")
 
 
 @pytest.mark.parametrize(("name", "more"), [("dense", []), ("hybrid", [NO_TREE])])
 def test_text_drafts_where_the_weights_lost_the_layer(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path, name: str, more: list[str]
+    cli: Cli, tmp_path: Path, models: Path, name: str, more: list[str]
 ) -> None:
     lost = models / f"{name}-lost"
-    flags, told = shown(capsys, tmp_path, lost, "--drafts")
+    flags, told = shown(cli, tmp_path, lost, "--drafts")
     assert flags == [*REPEATS, *more]
     assert "up to 7 tokens a step from text that repeats itself" in told
     assert "its config.json names an MTP layer, but its weights have none" in told
-    _, err = printed(capsys, tmp_path, lost, "--drafts=mtp", code=1)
+    _, err = shown(cli, tmp_path, lost, "--drafts=mtp", code=1)
     assert "--drafts=mtp does not work with" in err and "but its weights have none" in err
-    assert "--drafts=ngram" in err and err.count("\n") == 1
+    assert "--drafts=ngram" in err
 
 
 def test_the_index_says_it_of_a_checkpoint_in_shards(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path
+    cli: Cli, tmp_path: Path, models: Path
 ) -> None:
     for name, wanted in (("dense", "NEXTN"), ("dense-lost", "NGRAM")):
         shards = shutil.copytree(models / name, tmp_path / name)
@@ -125,15 +110,15 @@ def test_the_index_says_it_of_a_checkpoint_in_shards(
         (shards / "model.safetensors").rename(shards / "model-00001-of-00001.safetensors")
         index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
         (shards / INDEX).write_text(json.dumps(index))
-        flags, _ = shown(capsys, tmp_path, shards, "--drafts")
+        flags, _ = shown(cli, tmp_path, shards, "--drafts")
         assert flags[0] == f"--speculative-algorithm={wanted}"
     (shards / INDEX).write_text("{}")
-    _, err = printed(capsys, tmp_path, shards, "--drafts", code=1)
+    _, err = shown(cli, tmp_path, shards, "--drafts", code=1)
     assert "is no index of weights" in err
 
 
 def test_a_model_whose_weights_are_elsewhere(
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     tmp_path: Path,
     models: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -151,40 +136,38 @@ def test_a_model_whose_weights_are_elsewhere(
     made = manifest(files, artifact="mine/seq512_prompt2_group64", geometry=geometry)
     write_folder(tmp_path / "rotation", {**files, FILE_NAME: made.to_bytes()})
     said = "its config.json names an MTP layer, but its weights are not on this machine"
-    flags, told = shown(capsys, tmp_path, "me/mine", "--drafts")
+    flags, told = shown(cli, tmp_path, "me/mine", "--drafts")
     assert flags == [*REPEATS, NO_TREE] and told.endswith(said)
-    assert shown(capsys, tmp_path, "me/mine", "--drafts=mtp")[0] == CHAIN
+    assert shown(cli, tmp_path, "me/mine", "--drafts=mtp")[0] == CHAIN
     index = {"weight_map": {"mtp.fc.weight": "model-00001-of-00001.safetensors"}}
     (snapshot / INDEX).write_text(json.dumps(index))
-    assert shown(capsys, tmp_path, "me/mine", "--drafts")[0] == CHAIN
+    assert shown(cli, tmp_path, "me/mine", "--drafts")[0] == CHAIN
 
 
-def test_a_model_without_such_a_layer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    flags, told = shown(capsys, tmp_path, EXAMPLE, "--drafts")
+def test_a_model_without_such_a_layer(cli: Cli, tmp_path: Path) -> None:
+    flags, told = shown(cli, tmp_path, EXAMPLE, "--drafts")
     assert flags == REPEATS and "it has no known MTP layer" in told
-    flags, told = shown(capsys, tmp_path, EXAMPLE, "--drafts", "ngram")
+    flags, told = shown(cli, tmp_path, EXAMPLE, "--drafts", "ngram")
     assert flags == REPEATS and told.endswith("--drafts=ngram")
 
 
-def test_a_layer_that_flags_name_must_be_there(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path
-) -> None:
+def test_a_layer_that_flags_name_must_be_there(cli: Cli, tmp_path: Path, models: Path) -> None:
     """SGLang would load weights first, and give up then. A draft model stands in for the layer."""
     model = ["--speculative-draft-model-path=some/draft"]
     for name, place in (("tiny", EXAMPLE), ("lost", models / "dense-lost")):
         folder = tmp_path / name
         folder.mkdir()
-        _, err = printed(capsys, folder, place, "--", "--speculative-algo=nextn", code=1)
+        _, err = shown(cli, folder, place, "--", "--speculative-algo=nextn", code=1)
         assert "NEXTN does not work with" in err and "MTP layer" in err, err
-        assert "--speculative-algorithm=NGRAM" in err and err.count("\n") == 1
-        printed(capsys, folder, place, "--", CHAIN[0], *model)
-    printed(capsys, tmp_path, models / "dense", "--", *CHAIN)
+        assert "--speculative-algorithm=NGRAM" in err
+        shown(cli, folder, place, "--", CHAIN[0], *model)
+    shown(cli, tmp_path, models / "dense", "--", *CHAIN)
     words = ["--print", "--device", "cuda", "--", CHAIN[0]]
     for name, code in (("Qwen3-8B", 1), ("Qwen3.5-4B", 0), ("ERNIE-4.5-21B-A3B-PT", 0)):
         recipe = Catalog.packaged().recipe(name)
         assert recipe is not None
         folder = write_folder(tmp_path / name, payload(geometry=recipe.geometry))
-        assert run(["serve", str(folder), *words]) == code, capsys.readouterr().err
+        cli(code, "serve", folder, *words)
 
 
 @pytest.mark.parametrize(
@@ -213,24 +196,17 @@ def test_a_layer_that_flags_name_must_be_there(
     ],
 )
 def test_flags_of_the_user_win(
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     tmp_path: Path,
     models: Path,
     given: list[str],
     wanted: list[str],
 ) -> None:
-    words = ["--json", "--drafts", "--", *given]
-    facts = parsed(printed(capsys, tmp_path, models / "dense", *words)[0])
-    argv = facts["argv"]
-    assert argv[-len(given) :] == given
-    ours = [
-        flag
-        for flag in argv[: -len(given)]
-        if flag.startswith("--speculative-")
-        and flag != "--speculative-draft-load-format=safetensors"
-    ]
-    assert ours == wanted
-    assert wanted or "--drafts adds no flags" in facts["drafts"]
+    flags, told = shown(cli, tmp_path, models / "dense", "--drafts", "--", *given)
+    theirs = [flag for flag in given if flag.startswith("--speculative-")]
+    ours = [x for x in flags if x not in theirs]
+    assert [x for x in ours if x != "--speculative-draft-load-format=safetensors"] == wanted
+    assert wanted or "--drafts adds no flags" in told
 
 
 @pytest.mark.parametrize(
@@ -248,27 +224,21 @@ def test_flags_of_the_user_win(
     ],
 )
 def test_what_contradicts_it_is_told_in_one_line(
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     tmp_path: Path,
     models: Path,
     option: str,
     given: list[str],
 ) -> None:
-    _, err = printed(capsys, tmp_path, models / "dense", f"--drafts={option}", "--", *given, code=2)
-    assert err.count("\n") == 1
+    shown(cli, tmp_path, models / "dense", f"--drafts={option}", "--", *given, code=2)
 
 
-def test_a_hybrid_takes_chains_alone(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path
-) -> None:
-    tree = [
-        "--speculative-eagle-topk=2",
-        "--speculative-num-steps=3",
-        "--speculative-num-draft-tokens=6",
-    ]
+def test_a_hybrid_takes_chains_alone(cli: Cli, tmp_path: Path, models: Path) -> None:
+    numbers = ("eagle-topk=2", "num-steps=3", "num-draft-tokens=6")
+    tree = [f"--speculative-{number}" for number in numbers]
     for option, given in (("mtp", tree), ("ngram", ["--speculative-ngram-max-bfs-breadth=4"])):
         words = [f"--drafts={option}", "--", *given]
-        _, err = printed(capsys, tmp_path, models / "hybrid", *words, code=1)
+        _, err = shown(cli, tmp_path, models / "hybrid", *words, code=1)
         assert "a tree of drafts does not work" in err and "Use a chain: " in err
 
 
@@ -285,7 +255,7 @@ def test_a_hybrid_takes_chains_alone(
     ],
 )
 def test_flags_that_name_a_tree_are_checked_as_well(
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     tmp_path: Path,
     models: Path,
     option: list[str],
@@ -298,32 +268,31 @@ def test_flags_that_name_a_tree_are_checked_as_well(
         refused = tree and chains_alone
         folder = tmp_path / name
         folder.mkdir()
-        _, err = printed(capsys, folder, models / name, *words, code=int(refused))
+        _, err = shown(cli, folder, models / name, *words, code=int(refused))
         assert ("a tree of drafts does not work" in err) == refused
 
 
-def test_windows_take_chains_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_windows_take_chains_alone(cli: Cli, tmp_path: Path) -> None:
     windowed = shutil.copytree(EXAMPLE, tmp_path / "windowed")
     kinds = ["sliding_attention", "full_attention"] * 2
     change_config(windowed, sliding_window=128, use_sliding_window=True, layer_types=kinds)
-    flags, told = shown(capsys, tmp_path, windowed, "--drafts")
+    flags, told = shown(cli, tmp_path, windowed, "--drafts")
     assert flags == [*REPEATS, NO_TREE] and "n-grams" in told
     tree = ["--drafts", "--", "--speculative-ngram-max-bfs-breadth=4"]
-    _, err = printed(capsys, tmp_path, windowed, *tree, code=1)
+    _, err = shown(cli, tmp_path, windowed, *tree, code=1)
     assert "SGLang moves a sliding window by the place of a draft" in err
     assert err.rstrip().endswith(f"Use a chain: {NO_TREE}")
     for name in ("gemma-3-1b-it", "gpt-oss-20b"):
-        argv = named(capsys, tmp_path, name)["argv"]
+        argv = named(cli, tmp_path, name)["argv"]
         assert {*REPEATS, NO_TREE} <= {*argv}
 
 
-def test_a_cpu_takes_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_cpu_takes_none(cli: Cli, tmp_path: Path) -> None:
     write_folder(tmp_path / "rotation", payload())
     for words in (["--print"], []):
-        line = ["serve", str(tmp_path / "rotation"), "--model", str(EXAMPLE), "--drafts", *words]
-        assert run([*line, "--device", "cpu", "--port", "30987"]) == 1
-        err = capsys.readouterr().err
-        assert "--drafts needs a GPU" in err and err.count("\n") == 1
+        line = ["serve", tmp_path / "rotation", "--model", EXAMPLE, "--drafts", *words]
+        err = cli.refused(1, *line, "--device", "cpu", "--port", 30987)
+        assert "--drafts needs a GPU" in err
 
 
 @pytest.mark.parametrize(
@@ -337,9 +306,9 @@ def test_a_cpu_takes_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     ],
 )
 def test_the_zoo_says_it_of_models_that_are_not_here(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, flags: list[str], why: str
+    cli: Cli, tmp_path: Path, name: str, flags: list[str], why: str
 ) -> None:
-    facts = named(capsys, tmp_path, name)
+    facts = named(cli, tmp_path, name)
     assert [flag for flag in facts["argv"] if flag.startswith("--speculative-")] == flags
     assert facts["drafts"].endswith(f"because {why}")
 
@@ -361,8 +330,6 @@ def test_it_may_stand_alone(words: list[str], drafts: str | None) -> None:
     assert (values["target"], values["drafts"]) == ("X", drafts)
 
 
-def test_values_that_it_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", "X", "--drafts=eagle"]) == 2
-    assert "'eagle' is not one of 'auto', 'mtp', 'ngram'" in capsys.readouterr().err
+def test_values_that_it_does_not_have() -> None:
     with pytest.raises(UsageError, match="'auto', 'mtp' or 'ngram'"):
         oscar_zoo.serve("Qwen3-8B", drafts="eagle")

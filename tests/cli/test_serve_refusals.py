@@ -1,27 +1,32 @@
 """What `serve` cannot do: one line with cause and next step, before a server starts or weights are
-read."""
+read; models that are not whole, and those that docs/models.md calls refused."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
-import io
 import json
 import os
 import shutil
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import served_model
+from architecture_attempts import sentence
+from architecture_page import read_records
+from architectures import ARCHITECTURES, write_config
+from cli_output import Cli, parsed
+from engines import needs_sglang
+from safetensors.torch import load_file, save_file
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.cli import main as cli
 from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST
 from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.engines.sglang.launch.plan import free_port
+from oscar_zoo.models.loading import check_weights
+from oscar_zoo.registry.architectures import architecture
 
 SUPPORTED = ">={}.{}.{},<{}.{}.{}".format(*FIRST, *BEYOND)
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -30,8 +35,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard
 class Table:
     """Folder of one case: a model to spoil, and the rest of the command line."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.monkeypatch = monkeypatch
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+        self.monkeypatch, self.cli = monkeypatch, cli
         self.model = folder / "a-model"
         shutil.copytree(EXAMPLE, self.model)
         self.artifact = write_folder(folder / "artifact", artifact_files())
@@ -152,7 +157,7 @@ CASES: dict[str, tuple[Spoil, int, str]] = {
     "a flag that SGLang completes": (
         words("--", "--speculative-algo=DFLASH"),
         2,
-        "DFLASH does",
+        "--speculative-algorithm does",
     ),
     "a flag that opens a port": (words("--", "--grpc-port=1"), 2, "--grpc-port is not allowed"),
     "more ranks than the CPU has places for": (
@@ -185,7 +190,7 @@ ONLY_HERE = {
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> Table:
     def started(*_: object) -> None:
         raise AssertionError("a server was started")
 
@@ -193,23 +198,21 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     monkeypatch.setattr(
         "oscar_zoo.engines.requirements.importlib.util.find_spec", importlib.util.find_spec
     )
-    yield Table(tmp_path, monkeypatch)
+    return Table(tmp_path, monkeypatch, cli)
 
 
+@needs_sglang
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_one_line_before_a_server_starts(name: str, table: Table) -> None:
-    if importlib.util.find_spec("sglang") is None:
-        pytest.skip("sglang is not installed")
     spoil, code, said = CASES[name]
     line = refusal(table, spoil(table), code)
     assert said in line, line
 
 
+@needs_sglang
 @pytest.mark.parametrize("name", sorted(CASES.keys() - ONLY_HERE))
 def test_no_command_is_printed_that_would_be_refused(name: str, table: Table) -> None:
     """`--print` ends with the words and the code of `serve`."""
-    if importlib.util.find_spec("sglang") is None:
-        pytest.skip("sglang is not installed")
     spoil, code, _ = CASES[name]
     arguments = spoil(table)
     assert refusal(table, ["--print", *arguments], code) == refusal(table, arguments, code)
@@ -217,33 +220,155 @@ def test_no_command_is_printed_that_would_be_refused(name: str, table: Table) ->
 
 def refusal(table: Table, arguments: list[str], code: int) -> str:
     """The only line that `serve` writes; it must end with `code`."""
-    port = free_port()
-    command = [
-        "serve",
-        str(table.artifact),
-        "--model",
-        str(table.model),
-        "--port",
-        str(port),
-        *arguments,
-    ]
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli.run(command)
-    lines = err.getvalue().splitlines()
-    assert status == code and not out.getvalue(), (status, out.getvalue(), err.getvalue())
-    assert len(lines) == 1 and lines[0].startswith("error: "), lines
-    return lines[0]
+    port = ["--port", str(free_port())]
+    return table.cli.refused(
+        code, "serve", table.artifact, "--model", table.model, *port, *arguments
+    )
 
 
-@pytest.mark.parametrize("options", [(), ("--detach",)])
-def test_a_name_that_nobody_has_is_said_before_the_port(
-    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_dies_while_serving(
+    cli: Cli, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscar_zoo.serving.serve.require_serve", lambda: None)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        more = ["--offline", "--device", "cpu", "--port", str(taken.getsockname()[1]), *options]
-        assert cli.run(["serve", "Nobody-9B", *more]) == 3
-        assert cli.run(["serve", "Qwen3-8B", *more]) == 7
+    """Programs still get one object; the cause goes to stderr, and the exit code says it."""
+    port = served_model.take_its_place(monkeypatch, dies=True)
+    command = ["serve", artifact, "--model", EXAMPLE, "--port", port, "--device", "cpu"]
+    assert parsed(cli(1, *command, "--json"))["url"] == f"http://127.0.0.1:{port}/v1"
+    assert cli.err.count("\n") == 1 and "it fell over. Log: " in cli.err
+    cli(1, *command, "-q", "--", "--attention-backend=fa3")
+    assert "it fell over. Log: " in cli.err
+    cli(1, *command, "--", "--attention-backend=fa3")
+    note = "note: --attention-backend fa3 is replaced by oscar_int2"
+    assert note in cli.err and cli.err.index(note) < cli.err.index("Starting SGLang")
+
+
+def without(model: Path, lost: str) -> None:
+    """The weights without the tensors whose names hold `lost`."""
+    tensors = load_file(model / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if lost not in name}
+    assert len(kept) < len(tensors)
+    save_file(kept, model / "model.safetensors")
+
+
+def divided(model: Path, *, unnamed: str = "", invented: str = "") -> None:
+    """The weights in two files with an index that does not name some, or names some that are not
+    there."""
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    names, index = sorted(tensors), {}
+    for number in range(2):
+        part = {name: tensors[name] for name in names[number::2]}
+        save_file(part, model / f"part-{number}.safetensors")
+        index |= dict.fromkeys(part, f"part-{number}.safetensors")
+    index = {name: file for name, file in index.items() if not unnamed or unnamed not in name}
+    index |= {invented: "part-0.safetensors"} if invented else {}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def indexed(model: Path, file: str) -> None:
+    """Put an index that names `file` beside the one file with all weights."""
+    index = f'{{"weight_map": {{"model.norm.weight": {file}}}}}'
+    (model / "model.safetensors.index.json").write_text(index)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 9\n"
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "a tensor is lost": lambda model: without(model, "layers.2.self_attn.k_proj"),
+    "a layer is lost": lambda model: without(model, "layers.3."),
+    "an index that lacks a layer": lambda model: divided(model, unnamed="layers.1."),
+    "an index of other weights": lambda model: divided(model, invented="model.layers.9.x"),
+    "an index of files that are not there": lambda model: indexed(model, '"a.safetensors"'),
+    "an index of files elsewhere": lambda model: indexed(model, '"../../a.safetensors"'),
+    "an index of numbers": lambda model: indexed(model, "5"),
+    "an index that is a pointer": lambda model: (
+        model / "model.safetensors.index.json"
+    ).write_bytes(POINTER),
+    "a template that is a pointer": lambda model: (model / "chat_template.jinja").write_bytes(
+        POINTER
+    ),
+    "an empty generation_config.json": lambda model: (model / "generation_config.json").write_bytes(
+        b""
+    ),
+    "weights that are a pointer": lambda model: (model / "model.safetensors").write_bytes(POINTER),
+    "a tokenizer that is a pointer": lambda model: (model / "tokenizer.json").write_bytes(POINTER),
+    "a tokenizer that is a page": lambda model: (model / "tokenizer.json").write_text("<html>"),
+    "an empty tokenizer": lambda model: (model / "tokenizer.json").write_bytes(b""),
+    "other heads": lambda model: (model / "config.json").write_text(
+        json.dumps(json.loads((EXAMPLE / "config.json").read_bytes()) | {"num_attention_heads": 8})
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_a_model_that_is_not_whole_is_refused_everywhere(
+    cli: Cli, tmp_path: Path, artifact: Path, spoil: Callable[[Path], object]
+) -> None:
+    """In the same words, before weights are read and before a server starts."""
+    shutil.copytree(EXAMPLE, tmp_path / "a-model")
+    spoil(tmp_path / "a-model")
+    model, out = tmp_path / "a-model", tmp_path / "out"
+    lines = {
+        cli.refused(1, "compute", model, "--calib-tokens", 64, "--output-dir", out),
+        cli.refused(1, "eval", artifact, "--model", model, "--task", "perplexity"),
+        cli.refused(1, "serve", artifact, "--model", model, "--device", "cpu"),
+    }
+    assert len(lines) == 1 and not out.exists()
+
+
+def test_weights_in_two_files_are_whole(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "a-model")
+    divided(tmp_path / "a-model")
+    check_weights(tmp_path / "a-model")
+
+
+RECORDS = read_records()
+Said = Callable[..., str]
+REFUSED = [
+    name for name, row in RECORDS.items() if "refused" in (row.compute.outcome, row.serve.outcome)
+]
+
+
+@pytest.fixture
+def said(cli: Cli) -> Said:
+    """The error of a command line that must fail, with what works instead."""
+
+    def say(*words: object) -> str:
+        error = cli.json(1, *words)["error"]
+        assert "\n" not in error["message"]
+        return sentence(error["message"], error["hint"])
+
+    return say
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_command_says_what_the_document_says(
+    name: str, artifact: Path, tmp_path: Path, said: Said
+) -> None:
+    """In the sentence that docs/models.md records, from `config.json` alone."""
+    row, model = RECORDS[name], write_config(name, tmp_path / "model")
+    serve = ("serve", artifact, "--model", model, "--device", "cpu")
+    assert row.serve.outcome == "refused"
+    assert said(*serve) == said(*serve, "--print") == row.serve.said
+    if row.compute.outcome == "refused":
+        assert said("compute", model, "--output-dir", tmp_path / "made") == row.compute.said
+        assert said("eval", artifact, "--model", model) == row.compute.said
+    for more in ("--print", "--device=cpu"):  # also when the folder is the target itself
+        assert said("serve", model, more) == row.serve.said
+    if row.compute.said == row.serve.said:  # what the file alone tells
+        assert said("eval", model) == said("pull", model) == row.compute.said
+    known = architecture(ARCHITECTURES[name].model_type)
+    if known is not None and row.serve.said != row.compute.said:  # of `serve` alone: as `info`
+        assert known.serve_gpu.reason and known.serve_gpu.reason in row.serve.said
+
+
+@pytest.mark.parametrize("more", ["--print", "--device=cpu"])
+def test_a_name_that_no_server_takes_is_refused_before_anything_is_looked_for(
+    more: str, said: Said
+) -> None:
+    reason = "SGLang masks chunks in its FlashAttention backend alone"
+    for name in ("Llama-4-Scout", "meta-llama/Llama-4-Scout-17B-16E-Instruct"):
+        assert reason in said("serve", name, more) and "compute" not in said("serve", name, more)
+
+
+def test_info_of_a_folder_says_what_is_wrong_with_its_model(tmp_path: Path, said: Said) -> None:
+    model = write_config(REFUSED[0], tmp_path / "model")
+    assert said("info", model) == RECORDS[REFUSED[0]].serve.said

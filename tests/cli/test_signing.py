@@ -19,18 +19,13 @@ from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.signature_file import MAX_BYTES, SignatureFile, bundle_bytes
-from oscar_zoo.registry import signatures, signing_key
+from oscar_zoo.registry import signatures
 from oscar_zoo.registry.catalog import TrustedKey, TrustedKeys, packaged_keys
-from oscar_zoo.registry.signing_key import VARIABLE, SigningKey
+from oscar_zoo.registry.signatures import VARIABLE, SigningKey
 
 pytest.importorskip("cryptography")
 NAME = HARD.reference
 REQUIRED = "--require-signature"
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 @pytest.fixture
@@ -64,7 +59,7 @@ def copy(unsigned_index: str, cli: Cli, tmp_path: Path) -> Path:
 
 
 def mark(private: Path) -> str:
-    return signing_key.fingerprint(SigningKey.of_file(private).public)
+    return signatures.fingerprint(SigningKey.of_file(private).public)
 
 
 def signature_on(hub: str) -> Path:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cli_output import parsed
+from cli_output import Cli
 from documents import ROOT
 from tiny_artifacts import K_NAME, TINY, artifact_files, manifest, payload, write_folder
 
@@ -32,23 +34,15 @@ SPARSE = TINY.model_copy(update={"num_layers": 8, "attention_layers": (1, 3, 5, 
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "artifact", artifact_files())
-
-
-@pytest.fixture
 def stored() -> str:
     """The digest of an artifact in the store."""
     return Store().put(ArtifactId(NAME, TAG), artifact_files(), source="test").record.digest
 
 
-def result(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> dict[str, object]:
+def result(cli: Cli, code: int, *arguments: object) -> dict[str, Any]:
     """The one result of `verify ... --json`, which must end with `code`."""
-    assert run(["verify", *map(str, arguments), "--json"]) == code
-    rows = parsed(capsys.readouterr().out)["results"]
-    assert len(rows) == 1
-    found: dict[str, object] = rows[0]
-    return found
+    (found,) = cli.json(code, "verify", *arguments)["results"]
+    return dict(found)
 
 
 def damage(path: Path, part: int = 2) -> None:
@@ -59,12 +53,12 @@ def damage(path: Path, part: int = 2) -> None:
 
 
 def test_a_wrong_digest_fails_for_a_stored_artifact_as_for_a_folder(
-    capsys: pytest.CaptureFixture[str], folder: Path, stored: str
+    cli: Cli, artifact: Path, stored: str
 ) -> None:
-    for target in (NAME, folder):
-        found = result(capsys, 4, target, "--digest", WRONG)
+    for target in (NAME, artifact):
+        found = result(cli, 4, target, "--digest", WRONG)
         assert (found["outcome"], found["want"], found["got"]) == ("digest_mismatch", WRONG, stored)
-        assert result(capsys, 0, target, "--digest", stored)["outcome"] == "verified"
+        assert result(cli, 0, target, "--digest", stored)["outcome"] == "verified"
         outcome = oscar_zoo.verify(target, digest=WRONG)
         assert isinstance(outcome, DigestMismatch) and (outcome.want, outcome.got) == (
             WRONG,
@@ -76,29 +70,27 @@ def test_a_wrong_digest_fails_for_a_stored_artifact_as_for_a_folder(
 
 
 def test_another_model_fails_for_a_stored_artifact_as_for_a_folder(
-    capsys: pytest.CaptureFixture[str], folder: Path, stored: str, tmp_path: Path
+    cli: Cli, artifact: Path, stored: str, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(MODEL, other)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
-    for target in (NAME, folder):
+    for target in (NAME, artifact):
         for model in ("Qwen3-8B", str(other)):
-            assert result(capsys, 4, target, "--model", model)["code"] in (
+            assert result(cli, 4, target, "--model", model)["code"] in (
                 "layers.missing",
                 "model.geometry",
             )
             assert isinstance(oscar_zoo.verify(target, model=model), Rejected)
         for model in (NAME, str(MODEL)):
-            assert result(capsys, 0, target, "--model", model)["outcome"] == "verified"
+            assert result(cli, 0, target, "--model", model)["outcome"] == "verified"
             assert isinstance(oscar_zoo.verify(target, model=model), Verified)
 
 
-def test_a_damaged_stored_file_is_an_outcome(
-    capsys: pytest.CaptureFixture[str], stored: str
-) -> None:
+def test_a_damaged_stored_file_is_an_outcome(cli: Cli, stored: str) -> None:
     damage(next(Path(os.environ["OSCAR_ZOO_CACHE"]).rglob(f"artifacts/*/*/{K_NAME}")))
-    found = result(capsys, 4, NAME)
+    found = result(cli, 4, NAME)
     outcome = oscar_zoo.verify(NAME)
     assert isinstance(outcome, DigestMismatch) and found["outcome"] == "digest_mismatch"
     assert (outcome.want, outcome.got) == (
@@ -107,48 +99,35 @@ def test_a_damaged_stored_file_is_an_outcome(
     ) and outcome.want != outcome.got
 
 
-def test_what_python_cannot_verify_is_an_error(folder: Path, tmp_path: Path) -> None:
+def test_what_python_cannot_verify_is_an_error(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactNotFound):
         oscar_zoo.verify("nobody-has-this")
     with pytest.raises(PathNotFound):
         oscar_zoo.verify(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="no model is called"):
-        oscar_zoo.verify(folder, model="Qwen3-7B")
+        oscar_zoo.verify(artifact, model="Qwen3-7B")
     with pytest.raises(UsageError, match="not a digest"):
-        oscar_zoo.verify(folder, digest="zz")
-    shutil.copytree(folder, tmp_path / "tree/one")
+        oscar_zoo.verify(artifact, digest="zz")
+    shutil.copytree(artifact, tmp_path / "tree/one")
     assert isinstance(oscar_zoo.verify(tmp_path / "tree"), Verified)
-    shutil.copytree(folder, tmp_path / "tree/two")
+    shutil.copytree(artifact, tmp_path / "tree/two")
     with pytest.raises(UsageError, match="holds 2 artifacts"):
         oscar_zoo.verify(tmp_path / "tree")
 
 
-def test_a_misfit_names_the_model_that_was_asked_for(
-    capsys: pytest.CaptureFixture[str], folder: Path, stored: str
-) -> None:
-    for target in (str(folder), NAME):
-        assert run(["verify", target, "--model", "Qwen3-8B"]) == 4
-        assert (
-            "Next: it does not fit Qwen3-8B; name the model that it was made for"
-            in capsys.readouterr().err
-        )
+def test_a_misfit_names_the_model_that_was_asked_for(cli: Cli, artifact: Path, stored: str) -> None:
+    for target in (artifact, NAME):
+        cli(4, "verify", target, "--model", "Qwen3-8B")
+        assert "Next: it does not fit Qwen3-8B; name the model that it was made for" in cli.err
 
 
-def test_quiet_prints_failures_only(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
-) -> None:
-    assert run(["verify", str(folder), "--quiet"]) == 0
-    assert capsys.readouterr() == ("", "")
+def test_quiet_prints_failures_only(cli: Cli, artifact: Path, tmp_path: Path) -> None:
+    assert cli(0, "verify", artifact, "--quiet") == "" == cli.err
     bad = write_folder(tmp_path / "bad", artifact_files())
     damage(bad / K_NAME)
-    assert run(["verify", str(folder), str(bad), "-q"]) == 4
-    out, err = capsys.readouterr()
-    assert (
-        f"{bad}  FAILED" in out.replace("\n", "")
-        and f"{folder}  OK" not in out
-        and "passed" not in out
-    )
-    assert "Next, " in err
+    out = cli(4, "verify", artifact, bad, "-q")
+    assert f"{bad}  FAILED" in out.replace("\n", "") and "passed" not in out
+    assert f"{artifact}  OK" not in out and "Next, " in cli.err
 
 
 def test_every_code_has_words() -> None:
@@ -156,110 +135,119 @@ def test_every_code_has_words() -> None:
     found = set()
     for path in (ROOT / "oscar_zoo/artifact").glob("*.py"):
         text = path.read_text("utf-8")
-        found |= set(re.findall(r'(?:Problem|MalformedFile)\(\s*"([a-z_.-]+)"', text))
+        found |= set(re.findall(r'(?:reject|MalformedFile)\(\s*"([a-z_.-]+)"', text))
     assert "not_orthogonal" in found and "file.changed" in found
     for code in found:
         assert _OTHERWISE not in rejection(Rejected("bytes", code, "m")), code
 
 
-def test_layers_with_gaps_pass_where_the_model_is_not_known(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_layers_with_gaps_pass_where_the_model_is_not_known(cli: Cli, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "some", payload(geometry=SPARSE))
-    assert run(["verify", str(folder)]) == 0
-    text = capsys.readouterr().out
+    text = cli(0, "verify", folder)
     assert "layers 1, 3, 5, 7" in text and "cover of layers not checked" in text
     assert "layers.not_checked" in text
-    found = result(capsys, 4, folder, "--strict")
+    found = result(cli, 4, folder, "--strict")
     assert found["code"] == "layers.gaps"
     gap: Geometry = SPARSE.model_copy(update={"attention_layers": (0, 1, 3, 5, 7)})
     config = json.loads((MODEL / "config.json").read_text())
     model = tmp_path / "model"
     shutil.copytree(MODEL, model)
     (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": gap.num_layers}))
-    assert result(capsys, 4, folder, "--model", model)["code"] == "layers.missing"
+    assert result(cli, 4, folder, "--model", model)["code"] == "layers.missing"
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/figures/serving.svg", "pyproject.toml"])
-def test_a_file_of_another_kind_is_no_damaged_copy(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    assert run(["verify", str(ROOT / name)]) == 4
-    captured = capsys.readouterr()
-    assert "Next: this is no rotation; give a rotation file or a folder" in captured.err
-    assert "fetch it again" not in captured.err and "do not use" not in captured.err
+def test_a_file_of_another_kind_is_no_damaged_copy(cli: Cli, name: str) -> None:
+    cli(4, "verify", ROOT / name)
+    assert cli.err.startswith("Next: this is no rotation; give a rotation file or a folder")
 
 
-def test_a_file_of_torch_that_is_no_rotation_is_no_damaged_copy(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_file_of_torch_that_is_no_rotation_is_no_damaged_copy(cli: Cli, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    path = tmp_path / "foo.pt"
-    for content in ({"weight": torch.ones(2, 2)}, torch.ones(2, 2)):
+    path, ones = tmp_path / "foo.pt", torch.ones(2, 2)
+    for content, said, step in (
+        ({"weight": ones}, "a file is no rotation (schema.foreign)", "Next: this is no rotation"),
+        (ones, "a file is no rotation (schema.foreign)", "Next: this is no rotation"),
+        ([1, 2], "a file holds more than arrays", "somebody changed it: never load it"),
+        (torch.nn.Linear(2, 2), "a file holds more than arrays", "never load it"),
+        ({"weight": ones, "layers": {}}, "", "do not use this copy"),
+    ):
         torch.save(content, path)
-        assert run(["verify", str(path)]) == 4
-        captured = capsys.readouterr()
-        assert "a file is no rotation (schema.foreign)" in captured.out
-        assert captured.err == (
-            "Next: this is no rotation; give a rotation file or a folder that holds a K/V pair\n"
-        )
-    for other in ([1, 2], torch.nn.Linear(2, 2)):
-        torch.save(other, path)
-        assert run(["verify", str(path)]) == 4
-        captured = capsys.readouterr()
-        assert "a file holds more than arrays" in captured.out
-        assert "another kind, or somebody changed it: never load it" in captured.err
-    torch.save({"weight": torch.ones(2, 2), "layers": {}}, path)
-    assert run(["verify", str(path)]) == 4
-    assert "do not use this copy" in capsys.readouterr().err
+        assert said in cli(4, "verify", path)
+        assert step in cli.err
 
 
 def test_a_stray_file_beside_artifacts_is_named(
-    capsys: pytest.CaptureFixture[str],
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cli: Cli, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
     tree = tmp_path / "tree"
-    shutil.copytree(folder, tree / "a")
+    shutil.copytree(artifact, tree / "a")
     torch.save({"weight": torch.ones(2, 2)}, tree / "foo.pt")
     monkeypatch.chdir(tree)
-    for place in (".", str(tree)):
-        assert run(["verify", place]) == 4
-        captured = capsys.readouterr()
-        assert "1 of 2 artifacts passed" in captured.out
-        (line,) = captured.err.splitlines()
+    for place in (".", tree):
+        assert "1 of 2 artifacts passed" in cli(4, "verify", place)
+        (line,) = cli.err.splitlines()
         assert line.startswith(f"Next, {place}: foo.pt is alone") and "do not use" not in line
 
 
-def test_a_rotation_file_of_other_bytes_is_a_damaged_copy(
-    capsys: pytest.CaptureFixture[str], folder: Path
+def test_a_rotation_file_of_other_bytes_is_a_damaged_copy(cli: Cli, artifact: Path) -> None:
+    (artifact / K_NAME).write_bytes(b"# not a rotation")
+    for target in (artifact / K_NAME, artifact):
+        cli(4, "verify", target)
+        assert "do not use this copy" in cli.err
+    assert "a file is no rotation (file.unknown)" in cli(4, "verify", artifact / K_NAME)
+
+
+def test_one_flipped_byte_and_a_known_digest(artifact: Path, cli: Cli) -> None:
+    digest = result(cli, 0, artifact / K_NAME)["files"][0]["sha256"]
+    damage(artifact / K_NAME)
+    found = result(cli, 4, artifact / K_NAME, "--digest", f"sha256:{digest}")
+    assert found["outcome"] == "digest_mismatch" and digest in str(found["want"])
+    assert found["got"] != found["want"]
+
+
+def test_a_manifest_means_its_folder_and_a_linked_folder_its_target(
+    cli: Cli, artifact: Path, tmp_path: Path
 ) -> None:
-    path = folder / K_NAME
-    path.chmod(0o600)
-    path.write_bytes(b"# not a rotation")
-    for target in (path, folder):
-        assert run(["verify", str(target)]) == 4
-        captured = capsys.readouterr()
-        assert "do not use this copy" in captured.err
-    assert run(["verify", str(path)]) == 4
-    assert "a file is no rotation (file.unknown)" in capsys.readouterr().out
+    (tmp_path / "link").symlink_to(artifact)
+    for path in (artifact / "oscar.json", tmp_path / "link"):
+        assert cli(0, "verify", path).startswith(f"{artifact}  OK")
+
+
+def test_files_that_are_links_come_with_the_command_that_copies_them(
+    cli: Cli, artifact: Path, tmp_path: Path
+) -> None:
+    """As in the cache of a hub's client; one link among files, and a folder of links alone."""
+    for number, names in enumerate(([K_NAME], [file.name for file in artifact.iterdir()])):
+        linked = tmp_path / f"linked {number}"
+        shutil.copytree(artifact, linked)
+        for name in names:
+            (linked / name).unlink()
+            (linked / name).symlink_to(artifact / name)
+        step = f"cp -rL '{linked}' '{linked}-copy'"
+        for command in ("publish", "eval", "serve"):
+            line = cli.refused(4, command, linked)
+            assert "symbolic link" in line and line.endswith(f"{step}\n")
+        cli(4, "verify", linked)
+        assert step in cli.err
+        subprocess.run(shlex.split(step), check=True)
+        cli(0, "verify", f"{linked}-copy")
 
 
 def swapped_at(
-    number: int, folder: Path, other: Path, patch: pytest.MonkeyPatch
+    number: int, artifact: Path, other: Path, patch: pytest.MonkeyPatch
 ) -> Callable[[], bool]:
-    """Let another process put the files of `other` into `folder` just before something in it is
+    """Let another process put the files of `other` into `artifact` just before something in it is
     opened the `number`-th time; returns whether that came about."""
     opens, open_file = [0], files._open
 
     def swap_first(path: Path) -> tuple[int, int]:
-        if path.parent == folder:
+        if path.parent == artifact:
             opens[0] += 1
             if opens[0] == number:
                 subprocess.run(
-                    ["cp", "-rf", "--remove-destination", f"{other}/.", folder], check=True
+                    ["cp", "-rf", "--remove-destination", f"{other}/.", artifact], check=True
                 )
         return open_file(path)
 
@@ -280,7 +268,7 @@ def swapped_at(
     ],
 )
 def test_files_swapped_at_any_moment_are_those_verified_or_refused(
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     words: str,
@@ -299,7 +287,7 @@ def test_files_swapped_at_any_moment_are_those_verified_or_refused(
         with monkeypatch.context() as patch:
             swapped = swapped_at(number, folder, other, patch)
             code = run([word.replace("FOLDER", str(folder)) for word in words.split()] + ["--json"])
-        told = capsys.readouterr().out
+        told = cli.capsys.readouterr().out
         ended.add(code)
         assert code in (0, 4), told
         named = [digest for digest in digests if digest in told]

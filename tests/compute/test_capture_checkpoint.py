@@ -4,32 +4,29 @@ gone on with."""
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
+import signal
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import torch
-from safetensors.torch import load_file
+from random_moments import COUNTS
 from tiny_models import build, same_sum, sequences
-from torch import Tensor
 
+from oscar_zoo.artifact import durable
 from oscar_zoo.cli import main
-from oscar_zoo.compute.capture import checkpoint
-from oscar_zoo.compute.capture.checkpoint import STATE, Checkpoint, Position, kept_for_resume
+from oscar_zoo.compute.capture import checkpoint, passes
+from oscar_zoo.compute.capture.checkpoint import STATE, Checkpoint, kept_for_resume
 from oscar_zoo.compute.capture.transformers import capture, numerics
-from oscar_zoo.compute.moments import LayerMoments, Need
+from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo
 from oscar_zoo.errors import IntegrityError, OutputExists
 
-CHILD = Path(__file__).parents[1] / "support" / "capture_child.py"
 NEEDS: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
-LENGTHS = [40, 23, 33]
+DATA = sequences(40, 23, 33)
+TOTAL = DATA.tokens_used
 FACTS = {"model": "tests/model", "data": "abc"}
 MODEL = build("Qwen3", num_hidden_layers=6, head_dim=8)
 INFO = MomentsInfo(
@@ -40,109 +37,121 @@ INFO = MomentsInfo(
     sequences=(),
     partial=True,
 )
-REPORTS = {
-    False: 13,
-    True: 8,
-}  # of a whole capture: 1 + 4 layers x 3 sequences; 2 + 2 passes x 3 sequences
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-def run_child(jobs: list[dict[str, Any]], folder: Path) -> list[int]:
-    """Exit codes of the captures."""
-    place = folder / "job.json"
-    place.write_text(json.dumps(jobs))
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(place)], capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    codes: list[int] = json.loads(Path(f"{place}.codes").read_text())
-    return codes
+@pytest.fixture(params=["layers", "passes"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the model runs layer by layer, or whole; each saves whenever it can."""
+    monkeypatch.setattr(passes, "MEMORY_SHARE", 0.6 if request.param == "layers" else 0.0)
+    monkeypatch.setattr(checkpoint, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", 0)
+    name: str = request.param
+    return name
 
 
-class Killed:
-    """Every way to kill tried once, in one child; results by name."""
+def captured(
+    work: Path | None, *, resume: bool = False, report: int = 0, save: tuple[int, str] = (0, "")
+) -> tuple[Moments, int]:
+    """All sums, and what the first report said. The process is killed at that report, or before or
+    after that replacement of the state."""
+    reports, replacements, replace = [], itertools.count(1), durable.replace_file
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.jobs, self.names = folder, [], []
-        for passes in (False, True):
-            engine = "passes" if passes else "layers"
-            self.add(f"{engine} undisturbed", passes=passes)
-            for report in range(1, REPORTS[passes] + 1, 1 if passes else 2):
-                self.killed(f"{engine} at report {report}", passes=passes, kill_at=report)
-            for number, when in itertools.product((1, 2, 4), ("before", "after")):
-                self.killed(
-                    f"{engine} {when} save {number}", passes=passes, kill_in_save=[number, when]
-                )
-        self.killed("layers without hidden states", kill_at=9, largest=4096)
-        self.killed("layers, twice", kill_at=5, then=8)
-        self.codes = dict(zip(self.names, run_child(self.jobs, folder), strict=True))
+    def progress(done: int, total: int) -> None:
+        reports.append(done)
+        if len(reports) == report:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def add(self, name: str, **job: Any) -> None:
-        self.names.append(name)
-        out = str(self.folder / f"{name}.safetensors")
-        self.jobs.append({"family": "Qwen3Next", "lengths": LENGTHS, "out": out, **job})
+    def replaced(path: Path, data: bytes) -> None:
+        at = next(replacements)
+        for when in ("before", "after"):
+            if (at, when) == save:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if when == "before":
+                replace(path, data)
 
-    def killed(self, name: str, then: int | None = None, **how: Any) -> None:
-        work = str(self.folder / name)
-        self.add(f"{name}, killed", work=work, **how)
-        again = {key: how[key] for key in ("passes", "largest") if key in how}
-        if then is not None:
-            self.add(f"{name}, killed again", work=work, resume=True, kill_at=then, **again)
-        self.add(name, work=work, resume=True, log=str(self.folder / f"{name}.log"), **again)
+    loaded = build("Qwen3Next", torch.float32)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(durable, "replace_file", replaced)
+        found = capture(loaded, DATA, needs=NEEDS, progress=progress, work=work, resume=resume)
+    found.check(NEEDS)
+    return found, reports[0]
 
-    def sums(self, name: str) -> dict[str, Tensor]:
-        return load_file(self.folder / f"{name}.safetensors")
+
+def killed(work: Path, **how: Any) -> None:
+    if (child := os.fork()) == 0:
+        try:
+            captured(work, **how)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
-    yield Killed(tmp_path_factory.mktemp("killed"))
+def undisturbed() -> Moments:
+    return captured(None)[0]
 
 
-def test_a_killed_capture_ends_with_the_same_bits(killed: Killed) -> None:
-    names = [name for name in killed.names if "killed" not in name and "undisturbed" not in name]
-    assert len(names) == 7 + 8 + 12 + 2
-    for name in names:
-        want = killed.sums(f"{name.split()[0].rstrip(',')} undisturbed")
-        got = killed.sums(name)
-        assert got.keys() == want.keys()
-        assert all(same_sum(got[key], want[key]) for key in want), name
-        assert killed.codes[f"{name}, killed"] == -9, name
+def assert_same(got: Moments, want: Moments) -> None:
+    for layer, mine in got.layers.items():
+        for name in (*checkpoint.SUMS, "wo"):
+            assert same_sum(getattr(mine, name), getattr(want.layers[layer], name)), name
+        assert all(getattr(mine, name) == getattr(want.layers[layer], name) for name in COUNTS)
 
 
-def test_both_engines_agree(killed: Killed) -> None:
-    one, other = killed.sums("layers undisturbed"), killed.sums("passes undisturbed")
-    assert all(torch.equal(one[key], other[key]) for key in one)
+@pytest.mark.parametrize(
+    "how",
+    [
+        *({"report": at} for at in (1, 4, 8)),
+        *({"save": (at, when)} for at in (1, 4) for when in ("before", "after")),
+    ],
+    ids=str,
+)
+def test_a_killed_capture_ends_with_the_same_bits(
+    how: dict[str, Any], engine: str, undisturbed: Moments, tmp_path: Path
+) -> None:
+    killed(tmp_path, **how)
+    assert_same(captured(tmp_path, resume=True)[0], undisturbed)
 
 
-def test_finished_work_is_not_done_again(killed: Killed) -> None:
+@pytest.mark.parametrize(
+    ("engine", "kills", "largest", "done"),
+    [
+        ("layers", [9], 256 << 20, TOTAL * 2 // 4),  # two layers of four
+        ("layers", [9], 4096, 0),  # forward passes again, sums not
+        ("layers", [5, 8], 256 << 20, TOTAL * 3 // 4),
+        ("passes", [5], 256 << 20, TOTAL // 2),
+    ],
+    indirect=["engine"],
+)
+def test_finished_work_is_not_done_again(
+    engine: str,
+    kills: list[int],
+    largest: int,
+    done: int,
+    undisturbed: Moments,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first report of a resumed capture says how far it was."""
-
-    def first(name: str) -> int:
-        return int((killed.folder / f"{name}.log").read_text().split()[0])
-
-    total = sum(LENGTHS)
-    assert first("layers at report 9") == total * 2 // 4  # two layers of four
-    assert first("layers without hidden states") == 0  # forward passes again, sums not
-    assert first("layers, twice") == total * 3 // 4
-    assert first("passes at report 4") == sum(LENGTHS[:2]) // 2
+    monkeypatch.setattr(checkpoint, "LARGEST", largest)
+    for at, report in enumerate(kills):
+        killed(tmp_path, report=report, resume=at > 0)
+    found, first = captured(tmp_path, resume=True)
+    assert first == done
+    assert_same(found, undisturbed)
 
 
 def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "LARGEST", 15_000)  # two layers
     layers = {layer: random_sums(layer) for layer in range(6)}
     keeper = Checkpoint(tmp_path / "capture", FACTS, INFO)
-    keeper.save(
-        Position("layers", 3),
-        dict(list(layers.items())[:3]),
-        sequences=1,
-        add=True,
-        hidden=[torch.ones(1, 7, 8)],
-    )
-    few, many = dict(list(layers.items())[3:]), torch.ones(1, 900, 8)
-    keeper.save(Position("layers", 6), few, sequences=1, add=True, hidden=[many])
+    for done, hidden in ((3, torch.ones(1, 7, 8)), (6, torch.ones(1, 900, 8))):
+        some = {layer: layers[layer] for layer in range(done - 3, done)}
+        keeper.save("layers", done, some, sequences=1, add=True, hidden=[hidden])
     saved = Checkpoint(tmp_path / "capture", FACTS, INFO).load()
     assert saved is not None
-    assert saved.position == Position("layers", 6)
+    assert (saved.phase, saved.done) == ("layers", 6)
     assert saved.hidden is None  # larger than a file may be
     for layer, want in layers.items():
         got = saved.layers[layer]
@@ -184,11 +193,9 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
     save_one(Checkpoint(tmp_path, FACTS, INFO))
     place, sums = tmp_path / "state.json", next(tmp_path.glob("moments-*"))
     if damage == "state cut":
-        place.write_bytes(place.read_bytes()[:-9])
+        os.truncate(place, 90)
     elif damage == "state of another version":
-        place.write_bytes(
-            place.read_bytes().replace(b"oscar-zoo.capture/1", b"oscar-zoo.capture/9")
-        )
+        place.write_bytes(place.read_bytes().replace(b"capture/1", b"capture/9"))
     elif damage == "sums cut":
         os.truncate(sums, 900)
     elif damage == "one bit of a sum":
@@ -230,7 +237,7 @@ def test_a_capture_goes_on_only_with_its_own_model_data_and_options(
 
 
 def save_one(keeper: Checkpoint) -> None:
-    keeper.save(Position("rows", 1), {0: random_sums(0)}, sequences=1, add=False)
+    keeper.save("rows", 1, {0: random_sums(0)}, sequences=1, add=False)
 
 
 def random_sums(seed: int) -> LayerMoments:
@@ -243,19 +250,19 @@ def random_sums(seed: int) -> LayerMoments:
     return layer
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_interrupt_says_how_to_go_on(
+    tmp_path: Path, saved: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     work = tmp_path / "r.work"
-    for saved in (False, True):
-        if saved:
-            (work / "capture").mkdir(parents=True)
-            (work / "capture" / STATE).write_text("{}")
-        with pytest.raises(KeyboardInterrupt) as caught, kept_for_resume(work):
-            raise KeyboardInterrupt
-        aborted = click.Abort()
-        aborted.__cause__ = caught.value  # what click makes of it
-        main._report(aborted, as_json=False)
-        line = capsys.readouterr().err
-        assert (
-            "nothing was left half-written" in line
-            and (f"is kept in {work}" in line) == saved == work.exists()
-        )
+    if saved:
+        (work / "capture").mkdir(parents=True)
+        (work / "capture" / STATE).write_text("{}")
+    with pytest.raises(KeyboardInterrupt) as caught, kept_for_resume(work):
+        raise KeyboardInterrupt
+    aborted = click.Abort()
+    aborted.__cause__ = caught.value  # what click makes of it
+    main._report(aborted, as_json=False)
+    line = capsys.readouterr().err
+    assert "nothing was left half-written" in line
+    assert (f"is kept in {work}" in line) == saved == work.exists()

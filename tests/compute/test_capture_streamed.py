@@ -25,23 +25,16 @@ ALL: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
 SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo", "sst_num", "sst_den", "wo")
 """Of the MLP of a layer."""
 DATA = sequences(40, 23, 1, 33)
-TASK = Perplexity(
-    tuple(
-        TaskPrompt(torch.tensor(ids), torch.arange(5, len(ids) - 1))
-        for ids in DATA.sequences
-        if len(ids) > 6
-    )
-)
+PROMPTS = [torch.tensor(ids) for ids in DATA.sequences if len(ids) > 6]
+TASK = Perplexity(tuple(TaskPrompt(ids, torch.arange(5, len(ids) - 1)) for ids in PROMPTS))
 RECIPE = ServingRecipe(group_size=16, windows=Windows(sink=2, recent=4), clip=Clip(k=0.96, v=0.92))
 
 
 def assert_equal(one: Moments, other: Moments) -> None:
     for layer in one.layers:
         for name in SUMS:
-            assert same_sum(getattr(one.layers[layer], name), getattr(other.layers[layer], name)), (
-                layer,
-                name,
-            )
+            mine, theirs = (getattr(some.layers[layer], name) for some in (one, other))
+            assert same_sum(mine, theirs), (layer, name)
 
 
 def measured(loaded: LoadedModel) -> list[Measurement]:

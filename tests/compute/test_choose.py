@@ -10,11 +10,11 @@ import pytest
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.cli.render.computing import print_choice
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.computing import choice_lines
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data.calibration import CalibrationData, HeldOut, load_calibration
-from oscar_zoo.compute.methods.base import Fits, fit_all
-from oscar_zoo.compute.methods.table import METHODS
+from oscar_zoo.compute.methods.table import METHODS, fit_all
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.select.choose import FINER_CLIPS, choose, refuse_poor
 from oscar_zoo.compute.select.decision import Choice
@@ -45,10 +45,6 @@ def moments(loaded: LoadedModel, data: CalibrationData) -> Moments:
     )
 
 
-def only(moments: Moments, *names: str) -> Fits:
-    return fit_all(moments, names)
-
-
 def held(data: CalibrationData, count: int = 2) -> HeldOut:
     assert data.heldout is not None
     return HeldOut(data.heldout.sequences[:count])
@@ -60,7 +56,7 @@ def chosen(loaded: LoadedModel, data: CalibrationData, moments: Moments) -> Choi
     filler."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("oscar_zoo.compute.select.choose.RECALL_ANSWERS", 16)
-        fits = only(moments, "identity", "hadamard", "wush")
+        fits = fit_all(moments, ["identity", "hadamard", "wush"])
         return choose(loaded, held(data, 4), fits, RECIPE)
 
 
@@ -83,36 +79,27 @@ def test_what_more_bits_would_buy_is_said_where_2_lose_much(chosen: Choice) -> N
 def test_every_method_is_measured_and_the_best_with_more_clips_on_more_text(
     chosen: Choice, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clips = {
-        name: [(row.clip_k, row.clip_v) for row in chosen.rows if row.method == name]
-        for name in chosen.errors
-    }
-    assert clips["identity"] == [(0, 0)]
+    clips: dict[str, list[tuple[float, float]]] = {}
+    sequences: dict[str, set[int | None]] = {}
+    for row in chosen.rows:
+        clips.setdefault(row.method, []).append((row.clip_k, row.clip_v))
+        sequences.setdefault(row.method, set()).add(row.sequences)
+    assert list(clips) == ["identity", "hadamard", "wush"]
+    assert clips["identity"] == [(0, 0)] and len(clips["wush"]) > len(FINER_CLIPS)
     for name in ("hadamard", "wush"):
         assert (chosen.errors[name].found.clip.k, chosen.errors[name].found.clip.v) in clips[name]
     assert {(0.96, 0.92), (0, 0)} <= set(clips["wush"])
-    assert len(clips["wush"]) > len(FINER_CLIPS)
-    sequences = {
-        name: {row.sequences for row in chosen.rows if row.method == name} for name in clips
-    }
     assert sequences == {"identity": {2}, "hadamard": {2}, "wush": {2, 4}}
     early = [row for row in chosen.rows if row.sequences == 2]
     assert early and all(row.perplexity is None and row.change_percent for row in early)
     assert all(row.divergence for row in chosen.rows)
-    print_choice(chosen)
+    for line in choice_lines(chosen):
+        terminal.out().print(line)
     printed = capsys.readouterr().out
     (kept,) = (line.split() for line in printed.splitlines() if line.endswith(" kept"))
-    shown = [chosen.chosen.clip_k, chosen.chosen.clip_v]
-    assert [0.0 if text == "-" else float(text) for text in kept[1:3]] == pytest.approx(
-        shown, abs=5e-5
-    )
+    ratios = [0.0 if text == "-" else float(text) for text in kept[1:3]]
+    assert ratios == pytest.approx([chosen.chosen.clip_k, chosen.chosen.clip_v], abs=5e-5)
     assert " 2/4 " in printed and " 4/4 " in printed
-    assert "what could not win left early" in printed
-    assert list(dict.fromkeys(row.method for row in chosen.rows)) == [
-        "identity",
-        "hadamard",
-        "wush",
-    ]
 
 
 def test_a_choice_is_plain_data(chosen: Choice) -> None:
@@ -127,9 +114,8 @@ def test_a_choice_is_plain_data(chosen: Choice) -> None:
     assert quality["recall"]["answers"] == 16
     perplexity_and_recall = [gate["result"] for gate in quality["gates"][:2]]
     assert chosen.chosen.gate == max(perplexity_and_recall, key=["pass", "warn", "fail"].index)
-    assert [
-        len(quality["errors"][name]) for name in ("output", "output_k", "output_v", "logit")
-    ] == [layers] * 4
+    for name in ("output", "output_k", "output_v", "logit"):
+        assert len(quality["errors"][name]) == layers
     for side in ("k", "v"):
         curve = quality["clip"][side]
         assert len(curve["best_by_layer"]) == layers
@@ -140,14 +126,9 @@ def test_fast_measures_no_perplexity(
     loaded: LoadedModel, data: CalibrationData, moments: Moments
 ) -> None:
     seen: list[tuple[int, int, str]] = []
-    fits = only(moments, "hadamard", "wush")
+    fits = fit_all(moments, ["hadamard", "wush"])
     found = choose(
-        loaded,
-        held(data),
-        fits,
-        RECIPE,
-        fast=True,
-        progress=lambda *news: seen.append(news),
+        loaded, held(data), fits, RECIPE, fast=True, progress=lambda *news: seen.append(news)
     )
     assert found.chosen.method == "wush"
     assert found.reason == "the lowest output error on held-out text"
@@ -165,15 +146,14 @@ def test_fast_measures_no_perplexity(
 def test_a_poor_best_is_refused_unless_it_is_wanted(
     loaded: LoadedModel, data: CalibrationData, moments: Moments
 ) -> None:
-    fits = only(moments, "hadamard")
+    fits = fit_all(moments, ["hadamard"])
     found = choose(loaded, held(data, 1), fits, RECIPE, fixed_clip=True)
     with pytest.raises(ComputeFailed, match="hadamard") as caught:
         refuse_poor(found.chosen.method, found.gates)
     assert "--allow-poor" in (caught.value.hint or "")
     assert found.chosen.gate == "fail"
     assert len(found.trials) == 1
-    assert found.questions.remark is not None  # too little text for questions
-    assert "leave no room" in found.questions.remark
+    assert found.base is not None and "leave no room" in (found.base.remark or "")
 
 
 def test_a_model_that_recalls_nothing_is_not_judged_by_it(
@@ -185,9 +165,9 @@ def test_a_model_that_recalls_nothing_is_not_judged_by_it(
         loaded,
         tokenizer=lambda text, **options: {"input_ids": mute(text, **options)["input_ids"][::-1]},
     )
-    found = choose(odd, held(data, 4), only(moments, "wush"), RECIPE, fixed_clip=True)
-    assert found.questions.own is not None
-    assert found.questions.own.value < 0.5
-    assert "recall was not judged" in (found.questions.remark or "")
+    found = choose(odd, held(data, 4), fit_all(moments, ["wush"]), RECIPE, fixed_clip=True)
+    assert found.base is not None and found.base.answers is not None
+    assert found.base.answers.value < 0.5
+    assert "recall was not judged" in (found.base.remark or "")
     assert found.chosen.recall is None
     assert [gate.name for gate in found.gates] == ["perplexity_change_percent"]

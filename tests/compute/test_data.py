@@ -15,7 +15,6 @@ from plain_tokenizers import ChatLetters, Letters, spell, write
 
 from oscar_zoo.compute.data.calibration import CalibrationData, load_calibration
 from oscar_zoo.compute.data.overlap import (
-    EvaluationSet,
     check_overlap,
     evaluation_set,
     measure_overlap,
@@ -65,21 +64,18 @@ def test_the_tokens_of_the_example_model_and_text_are_what_they_were() -> None:
 
 
 def test_facts_name_the_tokens(tmp_path: Path) -> None:
-    data = load(write(tmp_path, "abcde"), tokens=100, seq_len=4)
-    facts = data.facts()
-    compact = b"[[97,98,99,100],[101,0]]"
-    assert facts.prompts_sha256 == hashlib.sha256(compact).hexdigest()
-    assert (facts.tokens_requested, facts.tokens_used, facts.sequences) == (100, 6, 2)
-    assert facts.length is not None
-    assert (facts.length.min, facts.length.median, facts.length.max) == (2, 2, 4)
-    assert (facts.dataset, facts.content, facts.chat_template, facts.seed) == (
-        "data.txt",
-        "prefill",
-        False,
-        None,
-    )
-    assert facts.revision is facts.split is facts.license is facts.disjoint_from is None
-    assert facts.overlaps_with == ()
+    facts = load(write(tmp_path, "abcde"), tokens=100, seq_len=4).facts()
+    assert facts.prompts_sha256 == hashlib.sha256(b"[[97,98,99,100],[101,0]]").hexdigest()
+    assert facts.model_dump(exclude={"prompts_sha256"}, exclude_none=True) == {
+        "dataset": "data.txt",
+        "sequences": 2,
+        "tokens_requested": 100,
+        "tokens_used": 6,
+        "length": {"min": 2, "median": 2, "max": 4},
+        "content": "prefill",
+        "chat_template": False,
+        "overlaps_with": (),
+    }
 
 
 @settings(deadline=None, max_examples=30)
@@ -88,13 +84,8 @@ def test_one_seed_is_one_order_of_the_same_documents(
     folder: Path, documents: list[str], seed: int
 ) -> None:
     path = write(folder, SEPARATOR.join(documents))
-    first, again, plain = (
-        load(path, 10_000, 8, seed),
-        load(path, 10_000, 8, seed),
-        load(path, 10_000, 8),
-    )
-    assert first == again
-    assert first.facts().seed == seed
+    first, plain = load(path, 10_000, 8, seed), load(path, 10_000, 8)
+    assert first == load(path, 10_000, 8, seed) and first.facts().seed == seed
     joined = ["".join(map(spell, data.sequences)) for data in (first, plain)]
     assert sorted(joined[0].split("|")) == sorted(joined[1].split("|"))
 
@@ -119,9 +110,7 @@ def test_whole_later_documents_are_held_out(tmp_path: Path) -> None:
     held = [spell(sequence) for sequence in data.heldout.sequences]
     assert held == ["cc", "cc", "cc", "cc", "c|", "dd", "dd", "dd"]
     assert data.heldout.tokens == 16
-    compact = json.dumps(
-        [list(sequence) for sequence in data.heldout.sequences], separators=(",", ":")
-    )
+    compact = json.dumps(data.heldout.sequences, separators=(",", ":"))
     assert data.heldout.prompts_sha256 == hashlib.sha256(compact.encode()).hexdigest()
 
 
@@ -182,19 +171,14 @@ def test_data_that_end_early_are_shared_at_a_document_when_one_is_near(tmp_path:
 
 def test_documents_that_come_again_are_not_held_out(tmp_path: Path) -> None:
     once = [f"{n:03}{'y' * 60}" for n in range(10)]
-    path = write(
-        tmp_path, SEPARATOR.join([*once, *once, *once, *(f"new{n}{'z' * 60}" for n in range(10))])
-    )
+    new = [f"new{n}{'z' * 60}" for n in range(10)]
+    path = write(tmp_path, SEPARATOR.join([*once, *once, *once, *new]))
     data = load(path, tokens=640, seq_len=64, heldout=320)
     assert data.heldout is not None
     assert spell(data.heldout.sequences[0]).startswith("new0")
-    repeated = load(
-        write(tmp_path, SEPARATOR.join(once[:1] * 30)), tokens=640, seq_len=64, heldout=320
-    )
-    assert repeated.heldout is None
-    assert repeated.notes == (
-        "the data has no text left to hold out, so nothing can be measured on it.",
-    )
+    path = write(tmp_path, SEPARATOR.join(once[:1] * 30))
+    repeated = load(path, tokens=640, seq_len=64, heldout=320)
+    assert repeated.heldout is None and "nothing can be measured" in repeated.notes[0]
     assert repeated.tokens_used == 640
 
 
@@ -247,12 +231,6 @@ def test_no_text_is_an_error(tmp_path: Path, content: str, name: str) -> None:
         load(write(tmp_path, content, name), 10, 4)
 
 
-@pytest.mark.parametrize(("tokens", "seq_len"), [(0, 4), (-5, 4), (10, 0)])
-def test_counts_must_be_positive(tmp_path: Path, tokens: int, seq_len: int) -> None:
-    with pytest.raises(UsageError, match="above 0"):
-        load(write(tmp_path, "abc"), tokens, seq_len)
-
-
 QUESTION = (
     "A train leaves the station at noon; its speed, 80 km/h, is constant. When does it arrive 200"
     " km away?"
@@ -278,8 +256,8 @@ def data(*texts: str, overlaps_with: Sequence[str] = ()) -> CalibrationData:
 
 
 def found(text: str, *items: str) -> tuple[int, int, int]:
-    result = measure_overlap([text], EvaluationSet("set", items))
-    return result.compared, result.partial, result.whole
+    compared, some, whole = measure_overlap([text], items)
+    return compared, len(some), len(whole)
 
 
 @pytest.mark.parametrize(
@@ -312,61 +290,49 @@ def test_the_measure_is_that_of_a_search_word_by_word(
     text = [*before, *question[:cut], *after]
     length = min(13, len(question))
     runs = {tuple(text[at : at + length]) for at in range(len(text))}
-    expected = [
-        tuple(question[at : at + length]) in runs
-        for at in range(max(1, len(question) - length + 1))
-    ]
+    starts = range(max(1, len(question) - length + 1))
+    expected = any(tuple(question[at : at + length]) in runs for at in starts)
     compared, partial, whole = found(" ".join(text), " ".join(question) or "?")
     assert compared == (len(question) >= 6)
-    assert partial == (len(question) >= 6 and any(expected))
+    assert partial == (compared and expected)
     assert whole == (compared and f" {' '.join(question)} " in f" {' '.join(text)} ")
 
 
 def test_disjoint_sets_are_recorded_with_the_method() -> None:
-    checked = check_overlap(
-        data(OTHER), [EvaluationSet("a", (QUESTION, TRIVIAL)), EvaluationSet("b", (SHORT,))]
-    )
+    checked = check_overlap(data(OTHER), {"a": (QUESTION, TRIVIAL), "b": (SHORT,)})
     facts = checked.facts()
-    assert facts.disjoint_from is not None
-    assert [(d.dataset, d.method) for d in facts.disjoint_from] == [
+    assert [(d.dataset, d.method) for d in facts.disjoint_from or ()] == [
         ("a", "exact+13-gram/1, 1 of 2 items"),
         ("b", "exact+13-gram/1, 1 of 1 items"),
     ]
-    assert facts.overlaps_with == ()
-    assert checked.notes == ()
+    assert facts.overlaps_with == checked.notes == ()
 
 
 def test_an_overlap_is_refused_with_its_numbers() -> None:
-    sets = [EvaluationSet("quiz", (OTHER, QUESTION, SHORT))]
+    sets = {"quiz": (OTHER, QUESTION, SHORT)}
     text = f"{SHORT} {' '.join(QUESTION.split()[:15])}"
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=r"2 of 3 questions of quiz \(1 whole") as caught:
         check_overlap(data(text), sets)
-    assert (
-        caught.value.message
-        == "text.txt holds 2 of 3 questions of quiz (1 whole, the others by 13 words in a row; the"
-        " first is number 2)."
-    )
     assert "--allow-overlap" in str(caught.value.hint)
     allowed = check_overlap(data(text), sets, allow_overlap=True)
     assert (allowed.overlaps_with, allowed.disjoint_from) == (("quiz",), ())
     assert "2 of 3 questions of quiz" in allowed.notes[0]
 
 
-def test_a_set_chosen_by_name_needs_no_allowance_and_is_never_called_disjoint() -> None:
-    chosen = data(QUESTION, overlaps_with=["quiz"])
-    assert check_overlap(chosen, [EvaluationSet("quiz", (QUESTION,))]).overlaps_with == ("quiz",)
-    elsewhere = check_overlap(chosen, [EvaluationSet("quiz", (OTHER,))])
-    assert (elsewhere.overlaps_with, elsewhere.disjoint_from) == (("quiz",), ())
+@pytest.mark.parametrize("question", [QUESTION, OTHER])
+def test_a_set_chosen_by_name_needs_no_allowance_and_is_never_called_disjoint(
+    question: str,
+) -> None:
+    checked = check_overlap(data(QUESTION, overlaps_with=["quiz"]), {"quiz": (question,)})
+    assert (checked.overlaps_with, checked.disjoint_from) == (("quiz",), ())
 
 
 def test_held_out_text_is_compared_too(tmp_path: Path) -> None:
     path = write(tmp_path, f"{OTHER}<|endoftext|>{QUESTION}")
-    load = {"tokens": len(OTHER), "seq_len": 16}
-    apart = load_calibration(path, Letters(), **load)  # type: ignore[arg-type]
-    assert check_overlap(apart, [EvaluationSet("quiz", (QUESTION,))]).disjoint_from
-    held = load_calibration(path, Letters(), **load, heldout_tokens=16)  # type: ignore[arg-type]
+    assert check_overlap(load(path, len(OTHER), 16), {"quiz": (QUESTION,)}).disjoint_from
+    held = load(path, len(OTHER), 16, heldout=16)
     with pytest.raises(UsageError, match="1 of 1 questions of quiz"):
-        check_overlap(held, [EvaluationSet("quiz", (QUESTION,))])
+        check_overlap(held, {"quiz": (QUESTION,)})
 
 
 @pytest.mark.parametrize(
@@ -382,7 +348,7 @@ def test_held_out_text_is_compared_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_set_is_read_from_a_file(tmp_path: Path, name: str, content: str) -> None:
-    assert evaluation_set(write(tmp_path, content, name)) == EvaluationSet(name, (QUESTION, SHORT))
+    assert evaluation_set(write(tmp_path, content, name)) == (name, (QUESTION, SHORT))
 
 
 @pytest.mark.parametrize(
@@ -410,17 +376,14 @@ def hub_cache(own_state: Path) -> Path:
     gpqa = own_state / "hf/hub/datasets--Idavidrein--gpqa/snapshots/abc"
     write(gpqa, f'Question,Answer\n"{QUESTION}",1\n', "gpqa_diamond.csv")
     write(gpqa, "Question\nanother set\n", "gpqa_main.csv")
-    write(
-        own_state / "hf/hub/datasets--HuggingFaceH4--MATH-500/snapshots/abc",
-        '{"x": 1}',
-        "test.jsonl",
-    )
+    math = own_state / "hf/hub/datasets--HuggingFaceH4--MATH-500/snapshots/abc"
+    write(math, '{"x": 1}', "test.jsonl")
     return own_state
 
 
 @pytest.mark.usefixtures("hub_cache")
 def test_sets_are_found_in_the_cache_of_the_hub_client() -> None:
-    assert sets_on_this_machine() == (EvaluationSet("gpqa_diamond", (QUESTION,)),)
+    assert sets_on_this_machine() == {"gpqa_diamond": (QUESTION,)}
     with pytest.raises(UsageError, match="1 of 1 questions of gpqa_diamond"):
         check_overlap(data(QUESTION))
 
@@ -429,12 +392,8 @@ def test_sets_are_found_in_the_cache_of_the_hub_client() -> None:
 def test_an_evaluation_set_can_be_calibrated_on_and_says_so() -> None:
     loaded = load_calibration("gpqa_diamond", ChatLetters(), tokens=500, seq_len=64)
     checked = check_overlap(loaded)
-    assert (checked.source, checked.chat_template, checked.overlaps_with) == (
-        "gpqa_diamond",
-        True,
-        ("gpqa_diamond",),
-    )
-    assert checked.disjoint_from == ()
+    assert (checked.source, checked.overlaps_with) == ("gpqa_diamond", ("gpqa_diamond",))
+    assert checked.chat_template and checked.disjoint_from == ()
     assert "is an evaluation set" in checked.notes[0]
 
 
@@ -449,4 +408,4 @@ def test_a_parquet_copy_is_read_where_the_library_is(
     parquet.write_table(
         arrow.table({"task_id": ["1"], "prompt": [QUESTION]}), folder / "test-0.parquet"
     )
-    assert sets_on_this_machine() == (EvaluationSet("humaneval", (QUESTION,)),)
+    assert sets_on_this_machine() == {"humaneval": (QUESTION,)}

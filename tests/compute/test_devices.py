@@ -9,9 +9,9 @@ be read back.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -34,8 +34,8 @@ from oscar_zoo.compute.capture.rows import CalibrationRows, collect_rows
 from oscar_zoo.compute.capture.transformers import capture, numerics
 from oscar_zoo.compute.data.calibration import CalibrationData, load_calibration
 from oscar_zoo.compute.methods import base, tuned
-from oscar_zoo.compute.methods.base import Fits, fit, fit_all, with_tuned
-from oscar_zoo.compute.methods.table import METHODS, TUNED
+from oscar_zoo.compute.methods.base import fit
+from oscar_zoo.compute.methods.table import METHODS, TUNED, fit_all, with_tuned
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord, merge_files
 from oscar_zoo.compute.report.build import report_of, report_of_moments, save_report
@@ -80,19 +80,16 @@ def moments(loaded: LoadedModel, data: CalibrationData) -> Moments:
     return capture(loaded, data, needs=NEEDS)
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(CalibrationRows):
     """Rows as a GPU would give them: on another device than the default one."""
 
-    of: Callable[[Role, int], Tensor]
-    group_size: int = 16
-    device: torch.device = CPU
+    def of(self, role: Role, layer_id: int) -> Tensor:
+        return self.kept[role, layer_id]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_fits(name: str, moments: Moments, elsewhere: None) -> None:
-    result = fit(moments, METHODS[name])
-    assert len(result.k.layers) == 2
+    assert len(fit(moments, METHODS[name]).k.layers) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -105,15 +102,10 @@ def test_a_tuned_method_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tuned, "STEPS", 4)
-    rows = collect_rows(loaded, data.sequences, 16)
-    fits = with_tuned(
-        fit_all(moments, ["wush"]),
-        moments,
-        Rows(lambda *at: rows.of(*at).to(dtype)),
-        tick=lambda *at: None,
-    )
-    assert not fits.refused
-    assert list(fits.results) == ["wush", *TUNED]
+    kept = collect_rows(loaded, data.sequences, 16).kept
+    rows = Rows(CPU, 16, {at: some.to(dtype) for at, some in kept.items()})
+    fits = with_tuned(fit_all(moments, ["wush"]), moments, rows, tick=lambda *at: None)
+    assert not fits.refused and list(fits.results) == ["wush", *TUNED]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +118,7 @@ def test_a_model_is_captured(
     with CPU:
         model, text = tiny_models.build(family, torch.float32), tiny_models.sequences(40, 33)
     if not by_layer:
-        monkeypatch.setattr(passes, "start_states", lambda *args: None)
+        monkeypatch.setattr(passes, "MEMORY_SHARE", 0.0)
     captured = capture(model, text, needs=NEEDS, work=tmp_path / "work")
     captured.check(NEEDS)
     assert all(layer.qq.device == CPU for layer in captured.layers.values())
@@ -146,10 +138,10 @@ def test_auto_measures_and_keeps_one(
     monkeypatch.setattr("oscar_zoo.compute.select.choose.RECALL_ANSWERS", 8)
     monkeypatch.setattr("oscar_zoo.compute.select.choose.RECALL_WINDOWS", (40,))
     monkeypatch.setattr("oscar_zoo.compute.select.choose.RECALL_LEAST", 0.0)
-    rows: CalibrationRows = collect_rows(loaded, data.sequences, 16)
-    fits: Fits = with_tuned(fit_all(moments), moments, rows, tick=lambda *at: None)
+    rows = collect_rows(loaded, data.sequences, 16)
+    fits = with_tuned(fit_all(moments), moments, rows, tick=lambda *at: None)
     choice = choose(loaded, data.heldout, fits, RECIPE)
-    assert choice.questions.own is not None, choice.questions.remark
+    assert choice.base is not None and choice.base.answers is not None
     facts = Facts(
         artifact_id=ArtifactId("random", "seq1024_prompt8_group16-wush"),
         model=loaded.block,
@@ -164,8 +156,7 @@ def test_auto_measures_and_keeps_one(
     assert isinstance(verify_files(files, strict=True), Verified)
     told = report_of(Manifest.from_bytes(files[FILE_NAME]), moments, choice, (), {"fit": 1.0})
     page, notes = save_report(tmp_path / "out", told)
-    assert page is not None
-    assert not notes
+    assert page is not None and not notes
 
 
 def test_moments_are_saved_merged_drawn_and_fitted_again(
@@ -202,9 +193,8 @@ def test_an_evaluation_and_a_server_are_simulated(loaded: LoadedModel, elsewhere
     )
     assert all(row.perplexity is not None for row in report.rows)
     ids = list(range(3, 60))
+    options = {"chunk_size": 25}
     for spec in (cache, None):
-        assert len(greedy_generate(loaded, ids, cache=spec, max_new_tokens=3, chunk_size=25)) == 3
-        assert (
-            len(prefill_log_probabilities(loaded, ids, cache=spec, chunk_size=25, hit=25))
-            == len(ids) - 26
-        )
+        assert len(greedy_generate(loaded, ids, cache=spec, max_new_tokens=3, **options)) == 3
+        told = prefill_log_probabilities(loaded, ids, cache=spec, hit=25, **options)
+        assert len(told) == len(ids) - 26

@@ -12,12 +12,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture import rows as module
-from oscar_zoo.compute.capture.rows import (
-    EVEN,
-    FOCUSED,
-    HeldOutRows,
-    collect,
-)
+from oscar_zoo.compute.capture.rows import EVEN, FOCUSED, HeldOutRows, collect
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.models.attention import Softmax
 from oscar_zoo.models.loading import LoadedModel, load_model
@@ -45,14 +40,12 @@ def test_short_sequences_are_kept_whole() -> None:
     query, key, value = rows(40)
     kept.add(3, query, key, value, Softmax(0.5))
     layer = kept(3)
-    one = layer.sequences[0]
+    (one,) = layer.sequences
     for queries in (one.even, one.focused):
         assert queries.positions.tolist() == list(range(10, 40))
         assert torch.equal(queries.rows, query[:, 10:])
-    assert torch.equal(one.key, key)
-    assert torch.equal(one.value, value)
-    assert layer.softmax.scaling == 0.5
-    assert torch.equal(layer.o_proj, torch.eye(8))
+    assert torch.equal(one.key, key) and torch.equal(one.value, value)
+    assert layer.softmax.scaling == 0.5 and torch.equal(layer.o_proj, torch.eye(8))
 
 
 @pytest.mark.parametrize("at_once", [1 << 23, 4 * 600 * 50])

@@ -1,8 +1,8 @@
-"""Text of which too little can be held out is refused before the model runs, with what works."""
+"""Text of which too little can be held out is refused before the model runs, and so are groups that
+rows cannot be cut into."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,100 +12,56 @@ from tiny_models import EXAMPLE
 
 from oscar_zoo.artifact.manifest import ModelBlock, WeightsInfo
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.compute.options import Job, load, read_data
-from oscar_zoo.compute.width_wish import WidthWish, check_wish
+from oscar_zoo.compute.options import Job, WidthWish, check_wish, read_data
 from oscar_zoo.errors import UsageError
+from oscar_zoo.models.loading import load_tokenizer
+from oscar_zoo.models.model_source import inspect_model
 
 TEXT = EXAMPLE.parents[1] / "text/calibration.txt"
 RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
+BLOCK = inspect_model(str(EXAMPLE), revision=None, model_id=None)
 
 
-def options(text: Path, **changes: Any) -> Job:
-    given = {"calib_tokens": 16384, "recipe": RECIPE} | changes
-    return Job(model=str(EXAMPLE), model_name="tiny-qwen3-hard", calib_data=text, **given)
-
-
-def longest_held_out(asked: Job) -> int:
-    model = load(asked)
-    data = read_data(asked, model.block, model.tokenizer)
+def longest_held_out(folder: Path, characters: int, **changes: Any) -> int:
+    """Of the beginning of the example text."""
+    path = folder / "text.txt"
+    path.write_text(TEXT.read_text("utf-8").replace("<|endoftext|>", "")[:characters], "utf-8")
+    given = {"calib_tokens": 16384, "recipe": RECIPE, "calib_data": path} | changes
+    asked = Job(model=str(EXAMPLE), model_name="tiny-qwen3-hard", **given)
+    data = read_data(asked, BLOCK, load_tokenizer(str(EXAMPLE), revision=None))
     return max(map(len, data.heldout.sequences)) if data.heldout else 0
 
 
-@pytest.fixture
-def text(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The beginning of the example text, of so many characters."""
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT.read_text("utf-8").replace("<|endoftext|>", "")[: request.param], "utf-8")
-    return path
-
-
-def refusal(asked: Job) -> UsageError:
-    with pytest.raises(UsageError) as caught:
-        longest_held_out(asked)
-    return caught.value
-
-
-@pytest.mark.parametrize("text", [5000], indirect=True)
-@pytest.mark.parametrize("seq_len", [None, 100, 512])
-def test_a_text_that_no_option_helps_is_told_how_long_it_must_be(
-    text: Path, seq_len: int | None
+@pytest.mark.parametrize(
+    ("characters", "changes"),
+    [
+        (5000, {}),
+        (5000, {"seq_len": 512}),
+        (5000, {"method": "oscar", "bits": 3.0}),
+        (16_000, {}),
+        (100_000, {"seq_len": 300}),
+    ],
+)
+def test_text_that_gives_no_held_out_sequence_beyond_the_windows_is_refused(
+    tmp_path: Path, characters: int, changes: dict[str, Any]
 ) -> None:
-    error = refusal(options(text, seq_len=seq_len))
-    assert "text.txt is too short" in error.message and "322 tokens or more" in error.message
-    assert "--seq-len" not in str(error.hint) and "--method wush" in str(error.hint)
-    assert longest_held_out(options(text, method="wush")) == 0
+    with pytest.raises(UsageError, match="held-out sequences of 322 tokens or more") as caught:
+        longest_held_out(tmp_path, characters, **changes)
+    assert ("bits are chosen" if "bits" in changes else "the method is") in caught.value.message
 
 
-@pytest.mark.parametrize("text", [100_000], indirect=True)
-def test_the_length_that_it_asks_for_is_enough(text: Path) -> None:
-    """Cut to the tokens that the error of a shorter text names, the text is taken."""
-    asked = options(text)
-    whole = text.read_text("utf-8")
-    text.write_text(whole[:5000], "utf-8")
-    wanted = re.search(r"a text of ([\d,]+) tokens", str(refusal(asked).hint))
-    assert wanted is not None
-    needed, tokenizer = int(wanted[1].replace(",", "")), load(asked).tokenizer
-    ids = tokenizer(whole, verbose=False)["input_ids"]
-    text.write_text(tokenizer.decode(ids[: needed + 5]), "utf-8")
-    assert longest_held_out(asked) >= 322
-    text.write_text(tokenizer.decode(ids[: needed - 200]), "utf-8")
-    assert "too short" in refusal(asked).message
-
-
-@pytest.mark.parametrize("text", [16_000], indirect=True)
-def test_fewer_tokens_are_advised_where_that_works(text: Path) -> None:
-    error = refusal(options(text))
-    advised = re.search(r"--calib-tokens (\d+)", str(error.hint))
-    assert advised is not None
-    assert longest_held_out(options(text, calib_tokens=int(advised[1]))) >= 322
-
-
-@pytest.mark.parametrize("text", [100_000], indirect=True)
-def test_longer_sequences_are_advised_where_they_are_too_short(text: Path) -> None:
-    error = refusal(options(text, seq_len=300))
-    assert "yours have 300" in error.message and str(error.hint) == "add --seq-len 512"
-    assert longest_held_out(options(text, seq_len=512)) == 512
-
-
-@pytest.mark.parametrize("text", [5000], indirect=True)
-def test_bits_are_chosen_with_such_text_too(text: Path) -> None:
-    error = refusal(options(text, method="oscar", bits=3.0))
-    assert "bits are chosen" in error.message and "without --bits" in str(error.hint)
-    both = refusal(options(text, bits=3.0))
-    assert "a text of 10,400 tokens" in str(both.hint) and "--" not in str(both.hint)
-
-
-@pytest.mark.parametrize("text", [5000], indirect=True)
-def test_a_model_with_a_short_context_is_told_to_name_a_method(text: Path) -> None:
-    model = load(options(text))
-    assert model.block.rope is not None
-    rope = model.block.rope.model_copy(update={"max_position": 256})
-    block = model.block.model_copy(update={"rope": rope})
-
-    with pytest.raises(UsageError, match="takes 256 tokens at most") as caught:
-        read_data(options(text), block, model.tokenizer)
-    assert "--method wush" in str(caught.value.hint)
-    assert read_data(options(text, method="oscar"), block, model.tokenizer).heldout is None
+@pytest.mark.parametrize(
+    ("characters", "changes", "longest"),
+    [
+        (5000, {"method": "wush"}, 0),
+        (16_000, {"calib_tokens": 2000}, 322),
+        (100_000, {"seq_len": 512}, 512),
+    ],
+)
+def test_what_the_refusal_advises_works(
+    tmp_path: Path, characters: int, changes: dict[str, Any], longest: int
+) -> None:
+    assert longest_held_out(tmp_path, characters, **changes) >= longest
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ the rows."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,21 +15,19 @@ from tiny_models import EXAMPLE
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
-from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
-from oscar_zoo.compute.capture.rows import LayerRows, SequenceRows
+from oscar_zoo.compute.capture.rows import LayerRows
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data.calibration import load_calibration
-from oscar_zoo.compute.methods.base import FitResult, fit
+from oscar_zoo.compute.methods.base import fit
 from oscar_zoo.compute.methods.table import METHODS
-from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.select.layer_errors import LayerBench
+from oscar_zoo.compute.select.attention_errors import LayerBench
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.measure import measure
 from oscar_zoo.evaluate.questions import Perplexity
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, Side
 from oscar_zoo.models.attention import Softmax
-from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.models.loading import load_model
 
 
 def cached(side: Side, x: Tensor) -> Tensor:
@@ -67,22 +64,16 @@ def by_hand(
         k_rows, v_rows = (cached(k, one.key) if k else key), (cached(v, one.value) if v else value)
         group = queries.rows.shape[0] // key.shape[0]
         for n, position in enumerate(queries.positions.tolist()):
+            seen = range(position + 1)
+            far = [s >= windows.sink and position - s >= windows.recent for s in seen]
+            mask = torch.tensor(far)
             exact_heads, other_heads = [], []
             for j in range(queries.rows.shape[0]):
                 h, q = j // group, queries.rows[j, n].double() * rows.softmax.scaling
-                far = [
-                    s >= windows.sink and position - s >= windows.recent
-                    for s in range(position + 1)
-                ]
-                exact = capped([q @ key[h, s] for s in range(position + 1)], rows)
-                other = capped(
-                    [q @ (k_rows if far[s] else key)[h, s] for s in range(position + 1)], rows
-                )
-                (p, p_sink), (p_other, other_sink) = (
-                    weights(exact, rows, j),
-                    weights(other, rows, j),
-                )
-                mask = torch.tensor(far)
+                exact = capped([q @ key[h, s] for s in seen], rows)
+                other = capped([q @ (k_rows if far[s] else key)[h, s] for s in seen], rows)
+                p, p_sink = weights(exact, rows, j)
+                p_other, other_sink = weights(other, rows, j)
                 weight = float(p[mask].max()) ** 2
                 lost_bits = float((p * (p / p_other).log()).sum())
                 if p_sink:
@@ -93,15 +84,8 @@ def by_hand(
                 logit += float(((noise - noise.mean()) ** 2).sum())
                 logits += float(((own - own.mean()) ** 2).sum())
                 exact_heads.append(p @ value[h, : position + 1])
-                other_heads.append(
-                    sum(
-                        (
-                            p_other[s] * (v_rows if far[s] else value)[h, s]
-                            for s in range(position + 1)
-                        ),
-                        torch.zeros(1),
-                    )
-                )
+                read = [p_other[s] * (v_rows if far[s] else value)[h, s] for s in seen]
+                other_heads.append(torch.stack(read).sum(0))
             exact_y = rows.o_proj.double() @ torch.cat(exact_heads)
             lost += float(((rows.o_proj.double() @ torch.cat(other_heads) - exact_y) ** 2).sum())
             whole += float((exact_y**2).sum())
@@ -119,10 +103,8 @@ class Found:
 
 def measured(rows: LayerRows, k: Side, v: Side, windows: Windows = WINDOWS) -> Found:
     bench = LayerBench(0, rows, windows)
-    one = bench.caches([(k, v)])[0]
-    return Found(
-        one.output, one.k_only, bench.values([v])[0], one.logit, bench.retrieval([k])[0][0]
-    )
+    both, k_only, logit = bench.caches([(k, v)])[0]
+    return Found(both, k_only, bench.values([v])[0], logit, bench.retrieval([k])[0][0])
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2), (6, 2)])
@@ -146,17 +128,15 @@ def test_errors_are_those_of_a_plain_loop(
 
 def test_each_of_several_caches_is_measured_alone() -> None:
     rows, bench = random_rows(), LayerBench(0, random_rows(), WINDOWS)
-    ks, vs = (
-        [plain(8), paired(8), plain(8, clip=0.8)],
-        [paired(8, seed=2), plain(8), plain(8, clip=0.7)],
-    )
+    ks = [plain(8), paired(8), plain(8, clip=0.8)]
+    vs = [paired(8, seed=2), plain(8), plain(8, clip=0.7)]
     alone = [measured(rows, k, v) for k, v in zip(ks, vs, strict=True)]
     retrieval, focus = bench.retrieval(ks)
     assert retrieval == pytest.approx([one.retrieval for one in alone])
     assert focus > 0
     assert bench.values(vs) == pytest.approx([one.v_only for one in alone])
     together = bench.caches(list(zip(ks, vs, strict=True)))
-    assert [one.output for one in together] == pytest.approx([one.both for one in alone])
+    assert [both for both, *_ in together] == pytest.approx([one.both for one in alone])
 
 
 def test_rows_that_fit_the_codes_have_no_error() -> None:
@@ -180,20 +160,10 @@ def test_rows_that_fit_the_codes_have_no_error() -> None:
 def test_a_layer_that_is_not_finite_is_named(what: str, bad: float) -> None:
     rows = random_rows(lengths=(20,))
     one = rows.sequences[0]
-    bench = LayerBench(7, replace(rows, sequences=(spoiled(one, what, bad),)), WINDOWS)
+    spoiled = {"query": one.even.rows, "key": one.key, "value": one.value}[what]
+    spoiled[0, 2 if what == "query" else 4, 1] = bad
     with pytest.raises(ComputeFailed, match="layer 7"):
-        bench.caches([(plain(8), plain(8))])
-
-
-def spoiled(one: SequenceRows, what: str, bad: float) -> SequenceRows:
-    """With a single number replaced."""
-    if what == "query":
-        rows = one.even.rows.clone()
-        rows[0, 2, 1] = bad
-        return replace(one, even=replace(one.even, rows=rows))
-    rows = getattr(one, what).clone()
-    rows[0, 4, 1] = bad
-    return replace(one, **{what: rows})
+        LayerBench(7, rows, WINDOWS).caches([(plain(8), plain(8))])
 
 
 TEXT = EXAMPLE.parents[1] / "text"
@@ -201,39 +171,21 @@ CLIPPED = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
 UNCLIPPED = ServingRecipe(group_size=64, clip=Clip(k=0, v=0))
 
 
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[LoadedModel]:
-    yield load_model(str(EXAMPLE), dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def moments(loaded: LoadedModel) -> Iterator[Moments]:
+def test_bf16_beats_oscar_beats_hadamard_beats_nothing() -> None:
+    loaded = load_model(str(EXAMPLE), dtype="float32")
     data = load_calibration(TEXT / "calibration.txt", loaded.tokenizer, tokens=2048, seq_len=1024)
-    yield capture(loaded, data, needs=METHODS["oscar"].needs)
-
-
-@pytest.fixture(scope="module")
-def oscar(moments: Moments) -> Iterator[FitResult]:
-    yield fit(moments, METHODS["oscar"])
-
-
-def test_bf16_beats_oscar_beats_hadamard_beats_nothing(
-    loaded: LoadedModel, oscar: FitResult
-) -> None:
+    moments = capture(loaded, data, needs=METHODS["oscar"].needs)
+    oscar, hadamard = fit(moments, METHODS["oscar"]), fit(moments, METHODS["hadamard"])
     text = Path(TEXT / "validation.txt").read_text("utf-8")[:40_000]
     ids = torch.tensor(loaded.tokenizer(text, verbose=False)["input_ids"])
     task = Perplexity.from_tokens(ids, windows=2, length=1024, skip=320)
-    hadamard = fit(Moments(loaded.block, {}), METHODS["hadamard"])
-
-    def perplexity(k: RotationSet | None, v: RotationSet | None, recipe: ServingRecipe) -> float:
-        return measure(loaded, task, CacheSpec(k, v, recipe)).value
-
-    values = [
-        measure(loaded, task).value,
-        perplexity(oscar.k, oscar.v, CLIPPED),
-        perplexity(hadamard.k, hadamard.v, CLIPPED),
-        perplexity(hadamard.k, hadamard.v, UNCLIPPED),
-        perplexity(None, None, UNCLIPPED),
+    caches = [
+        None,
+        CacheSpec(oscar.k, oscar.v, CLIPPED),
+        CacheSpec(hadamard.k, hadamard.v, CLIPPED),
+        CacheSpec(hadamard.k, hadamard.v, UNCLIPPED),
+        CacheSpec(None, None, UNCLIPPED),
     ]
+    values = [measure(loaded, task, cache).value for cache in caches]
     assert values == sorted(values), values
     assert all(worse > 1.02 * better for better, worse in pairwise(values)), values

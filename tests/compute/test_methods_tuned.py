@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,6 @@ from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.methods.base import FitResult, fit
 from oscar_zoo.compute.methods.table import METHODS, TUNED
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.moments_file import save_moments
 from oscar_zoo.compute.options import Job
 from oscar_zoo.compute.select import choose
 from oscar_zoo.errors import UsageError
@@ -113,9 +112,8 @@ def test_a_head_that_tuning_harms_keeps_wush(
     kept = 0
     for role in SIDES:
         mine, theirs = (one.k if role == "k" else one.v for one in (found, wush))
-        errors = [
-            lost(one, role, RandomRows(last=TOKENS // tuned.CHECKED)) for one in (found, wush)
-        ]
+        check = RandomRows(last=TOKENS // tuned.CHECKED)
+        errors = [lost(one, role, check) for one in (found, wush)]
         for layer, (own, other) in enumerate(zip(mine.layers, theirs.layers, strict=True)):
             for head in range(MODEL.num_kv_heads):
                 same = np.array_equal(own.forward[head], other.forward[head])
@@ -128,11 +126,10 @@ def test_a_head_that_tuning_harms_keeps_wush(
 def test_moments_alone_are_not_enough(moments: Moments, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="rows of the model"):
         fit(moments, TUNED_WUSH)
-    path = tmp_path / "moments.safetensors"
-    save_moments(path, moments, describe(moments))
+    path, info = tmp_path / "moments.safetensors", describe(moments)
     recipe = ServingRecipe(group_size=GROUP, clip=Clip(k=0, v=0))
     with pytest.raises(UsageError) as caught:
-        refit(path, "wush-tuned", recipe, model_name="random", target=tmp_path / "out")
+        refit(path, moments, info, "wush-tuned", recipe, model_name="random", target=tmp_path)
     assert "compute MODEL" in (caught.value.hint or "")
 
 
@@ -149,22 +146,21 @@ def test_the_artifact_is_verified_and_says_how_it_was_tuned(
     )
     files = assemble(result, facts)
     outcome = verify_files(files, strict=True)
-    assert isinstance(outcome, Verified)
-    assert outcome.k is not None
+    assert isinstance(outcome, Verified) and outcome.k is not None
     assert np.array_equal(outcome.k.layers[0].forward, result.k.layers[0].forward)
-    manifest = Manifest.from_bytes(files[FILE_NAME])
-    assert manifest.fit.method == "wush-tuned"
-    assert manifest.fit.composition is None
-    assert manifest.fit.estimator is not None
-    assert [manifest.fit.estimator.k.id, manifest.fit.estimator.v.id] == [
-        "wush-tuned-k/1",
-        "wush-tuned-v/1",
-    ]
-    assert manifest.fit.estimator.k.params["steps"] == tuned.STEPS
+    said = Manifest.from_bytes(files[FILE_NAME]).fit
+    assert said.method == "wush-tuned" and said.composition is None and said.estimator is not None
+    assert (said.estimator.k.id, said.estimator.v.id) == ("wush-tuned-k/1", "wush-tuned-v/1")
+    assert said.estimator.k.params["steps"] == tuned.STEPS
 
 
-def options(output_dir: Path, **changes: object) -> Job:
-    base = Job(
+@pytest.mark.slow
+def test_auto_has_it_among_its_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the outlier model no other method but WUSH's comes near it."""
+    monkeypatch.setattr(choose, "RECALL_ANSWERS", 8)
+    monkeypatch.setattr(tuned, "STEPS", 60)
+    news: list[tuple[int, int, str]] = []
+    wanted = Job(
         model=str(EXAMPLES / "models/tiny-qwen3-hard"),
         model_name="tiny-qwen3-hard",
         calib_data=EXAMPLES / "text/calibration.txt",
@@ -172,20 +168,13 @@ def options(output_dir: Path, **changes: object) -> Job:
         dtype="float32",  # many processors multiply bfloat16 at a fifth of the speed
         recipe=ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92)),
         seq_len=550,
-        output=output_dir,
+        output=tmp_path / "out",
         bits=2,
+        heldout_tokens=4096,
+        clip=(0.96, 0.92),
+        allow_poor=True,
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def test_auto_has_it_among_its_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the outlier model no other method but WUSH's comes near it."""
-    monkeypatch.setattr(choose, "RECALL_ANSWERS", 8)
-    monkeypatch.setattr(tuned, "STEPS", 60)
-    news: list[tuple[int, int, str]] = []
-    wanted = options(tmp_path / "out", heldout_tokens=4096, clip=(0.96, 0.92), allow_poor=True)
     found = compute_artifact(wanted, progress=lambda *one: news.append(one))
-    assert found is not None
     assert found.choice is not None
     rows = {row.method: row for row in found.choice.rows}
     assert rows["wush-tuned"].output_error_geo < rows["wush"].output_error_geo

@@ -16,8 +16,7 @@ from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.cli.main import cli, run
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs.local import LocalHub
-from oscar_zoo.registry.signatures import sign
-from oscar_zoo.registry.signing_key import SigningKey
+from oscar_zoo.registry.signatures import SigningKey, sign
 
 ANYWHERE = {
     *("list", "info", "search", "compare", "leaderboard", "pull", "verify", "cache"),

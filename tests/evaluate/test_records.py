@@ -37,7 +37,8 @@ def recall(answers: int) -> Recall:
 def compared(task: Task, before: list[float], after: list[float]) -> Compared:
     """Values of each sequence, over 100 counted tokens."""
     sums = ([(100 * value, 100) for value in values] for values in (before, after))
-    return Compared(task, *(Measurement.of(task, parts) for parts in sums))
+    bf16, int2 = (Measurement.of(task, parts) for parts in sums)
+    return task, bf16, int2
 
 
 def test_recall_is_in_percent_and_perplexity_in_its_own_unit(model: LoadedModel) -> None:

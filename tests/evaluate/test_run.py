@@ -4,17 +4,18 @@ refusals."""
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from cli_output import check
 from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
-from oscar_zoo.evaluate.ablation import TimeLeft, Values
+from oscar_zoo.evaluate.in_process import settings_of
 from oscar_zoo.evaluate.measure import measure
 from oscar_zoo.evaluate.questions import Perplexity
 from oscar_zoo.evaluate.run import evaluate
@@ -36,77 +37,50 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
 
 
+def recipe(**windows: int) -> ServingRecipe:
+    """For the small model."""
+    return ServingRecipe(group_size=16, clip=Clip(k=0.9, v=0.9), windows=Windows(**windows))
+
+
 def test_every_combination_of_settings_is_measured_with_the_artifact(small: LoadedModel) -> None:
     artifact = hadamard_set(small.block, "k"), hadamard_set(small.block, "v")
-    recipe = ServingRecipe(group_size=16, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=4))
-    values = Values(sink=(0, 8), recent=(16,), clip=(Clip(k=0.0, v=0.0), Clip(k=0.9, v=0.9)))
-    settings = values.settings(recipe)
-    assert [(one.recipe.windows.sink, one.recipe.windows.recent) for one in settings] == [
-        (0, 16),
-        (0, 16),
-        (8, 16),
-        (8, 16),
-    ]
-    given = {"tasks": ("perplexity",), "windows": 1, "length": 128, "recipe": recipe}
-    report = evaluate(small, TEXT[:20_000], artifact=artifact, settings=settings, **given)
-    rows = report.to_json()["rows"]
-    assert [row["cache"] for row in rows] == ["bf16", *["artifact"] * 4]
-    assert [row["changes"].get("clip") for row in rows[1:]] == ["0,0", "0.9,0.9"] * 2
-    for row, setting in zip(report.rows[1:], settings, strict=True):
-        alone = evaluate(
-            small, TEXT[:20_000], artifact=artifact, **given | {"recipe": setting.recipe}
-        )
+    clips = Clip(k=0.0, v=0.0), Clip(k=0.9, v=0.9)
+    settings = settings_of({"sink": (0, 8), "recent": (16,), "clip": clips}, recipe(sink=4))
+    windows = [one.windows for one, _ in settings]
+    assert [(one.sink, one.recent) for one in windows] == [(0, 16), (0, 16), (8, 16), (8, 16)]
+    given: dict[str, Any] = {"artifact": artifact, "tasks": ("perplexity",), "windows": 1}
+    given |= {"length": 128, "recipe": recipe(sink=4)}
+    report = evaluate(small, TEXT[:20_000], settings=settings, **given)
+    assert [row.cache for row in report.rows] == ["bf16", *["artifact"] * 4]
+    assert [row.changes.get("clip") for row in report.rows[1:]] == ["0,0", "0.9,0.9"] * 2
+    for row, (changed, _) in zip(report.rows[1:], settings, strict=True):
+        alone = evaluate(small, TEXT[:20_000], **given | {"recipe": changed})
         same = next(one for one in alone.rows if one.cache == "artifact")
         assert row.perplexity == same.perplexity
         assert row.bits_per_element_with_windows == same.bits_per_element_with_windows
     assert report.compared == ()
-    with pytest.raises(UsageError, match="with an artifact only"):
-        evaluate(small, TEXT[:20_000], artifact=None, settings=settings, **given)
 
 
 def test_a_recipe_with_a_clip_for_each_layer_takes_no_other_clip() -> None:
-    recipe = RECIPE.with_widths(Widths.uniform(2, k=4, v=2, clip=RECIPE.clip))
+    mixed = RECIPE.with_widths(Widths.uniform(2, k=4, v=2, clip=RECIPE.clip))
     with pytest.raises(UsageError, match="a clip ratio for each layer"):
-        Values(clip=(Clip(k=0.5, v=0.5),)).settings(recipe)
-    (setting,) = Values(sink=(8,)).settings(recipe)
-    assert (setting.recipe.widths, setting.changes) == (recipe.widths, {"sink": 8})
+        settings_of({"clip": (Clip(k=0.5, v=0.5),)}, mixed)
+    ((changed, values),) = settings_of({"sink": (8,)}, mixed)
+    assert (changed.widths, values) == (mixed.widths, {"sink": 8})
 
 
-def test_the_time_left_is_told_once_when_the_first_combination_is_done() -> None:
-    now = iter([7.0, 107.0])
-    left = TimeLeft(caches=5, clock=lambda: next(now))
-    assert [left.after(done, 10) for done in range(1, 11)] == [0, 0, 0, 300.0, *[0] * 6]
-    alone = TimeLeft(caches=1, clock=lambda: 0.0)
-    assert [alone.after(done, 4) for done in range(1, 5)] == [0, 0, 0, 0]
-
-
-def test_the_report_is_plain_json_with_the_facts_to_repeat_it(small: LoadedModel) -> None:
-    recipe = ServingRecipe(
-        group_size=16, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=4, recent=8)
-    )
-    report = evaluate(
-        small,
-        TEXT[:4000],
-        tasks=("perplexity",),
-        artifact=None,
-        recipe=recipe,
-        windows=2,
-        length=9999,
-    )
-    value = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert value["schema"] == "oscar-zoo.eval/1"
-    assert value["model"]["config_sha256"] == small.block.config_sha256
-    assert value["text_sha256"] == hashlib.sha256(TEXT[:4000].encode()).hexdigest()
-    assert (value["sink"], value["recent"], value["clip"]["k"]) == (4, 8, 0.9)
-    assert value["tasks"]["perplexity"] == {"windows": 2, "length": 256, "predictions": 510}
-    assert value["chunking"] == "every position exact"
-    assert value["torch"] == torch.__version__
-    assert [row["cache"] for row in value["rows"]] == [
-        "bf16",
-        "int2",
-        "int2-hadamard",
-        "int2-hadamard-clip",
-    ]
+def test_the_report_has_the_facts_to_repeat_it(small: LoadedModel) -> None:
+    given: dict[str, Any] = {"artifact": None, "recipe": recipe(sink=4, recent=8)}
+    report = evaluate(small, TEXT[:4000], tasks=("perplexity",), windows=2, length=9999, **given)
+    found = report.to_json()
+    check(found)
+    assert report.model.config_sha256 == small.block.config_sha256
+    assert report.text_sha256 == hashlib.sha256(TEXT[:4000].encode()).hexdigest()
+    assert (report.sink, report.recent, report.clip.k) == (4, 8, 0.9)
+    assert found["tasks"]["perplexity"] == {"windows": 2, "length": 256, "predictions": 510}
+    assert (report.chunking, report.torch) == ("every position exact", torch.__version__)
+    names = ["bf16", "int2", "int2-hadamard", "int2-hadamard-clip"]
+    assert [row["cache"] for row in found["rows"]] == names
 
 
 def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> None:
@@ -118,7 +92,8 @@ def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> 
         artifact=(hadamard_set(example.block, "k"), hadamard_set(example.block, "v")),
         recipe=RECIPE,
         windows=1,
-        answers=16,
+        length=1024,
+        answers=8,
         progress=lambda done, total, unit: seen.append((done, total, unit)),
     )
     rows = {row.cache: row for row in report.rows}
@@ -129,11 +104,11 @@ def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> 
     assert rows["artifact"].perplexity == rows["int2-hadamard-clip"].perplexity
     assert (rows["bf16"].recall or 0) >= 0.9 and (rows["int2"].recall or 0) <= 0.2
     assert rows["int2"].bits_per_element == 2.5
-    assert rows["int2"].bits_per_element_with_windows == 2.5 + 16 * 320 / 2048
-    assert seen == [(i, 15, "sequences") for i in range(1, 16)]
+    assert rows["int2"].bits_per_element_with_windows == 2.5 + 16 * 320 / 1024
+    assert seen == [(i, 10, "sequences") for i in range(1, 11)]
 
 
-def test_a_rotation_of_another_model_is_one_line(example: LoadedModel) -> None:
+def test_a_rotation_of_another_model_is_refused(example: LoadedModel) -> None:
     other = Geometry(
         num_layers=4,
         num_q_heads=4,
@@ -143,17 +118,19 @@ def test_a_rotation_of_another_model_is_one_line(example: LoadedModel) -> None:
         attention_layers=(0, 1, 2, 3),
     )
     artifact = hadamard_set(other, "k"), hadamard_set(other, "v")
-    with pytest.raises(GeometryMismatch) as caught:
+    with pytest.raises(GeometryMismatch, match="is for head_dim 128; tiny-qwen3-hard has 64"):
         evaluate(example, TEXT, artifact=artifact, recipe=RECIPE)
-    assert caught.value.message == "this K rotation is for head_dim 128; tiny-qwen3-hard has 64."
 
 
-def test_unknown_tasks_and_short_texts_are_refused(small: LoadedModel) -> None:
-    recipe = ServingRecipe(group_size=16, clip=Clip(k=0.9, v=0.9))
-    with pytest.raises(UsageError, match="gpqa"):
-        evaluate(small, TEXT[:4000], tasks=("gpqa",), artifact=None, recipe=recipe)
-    with pytest.raises(UsageError, match="tokens"):
-        evaluate(small, "short", artifact=None, recipe=recipe)
+@pytest.mark.parametrize(
+    ("text", "tasks", "said"),
+    [(TEXT[:4000], ("gpqa",), "gpqa"), ("short", ("perplexity",), "tokens")],
+)
+def test_unknown_tasks_and_short_texts_are_refused(
+    small: LoadedModel, text: str, tasks: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        evaluate(small, text, tasks=tasks, artifact=None, recipe=recipe())
 
 
 @pytest.mark.slow
@@ -173,7 +150,7 @@ def test_the_reference_table_is_reproduced(name: str, want: tuple[float, ...]) -
     task = Perplexity.from_tokens(ids)
     # The table was made with float32 scales.
     plain = ServingRecipe(group_size=64, scale_dtype="float32", clip=Clip(k=0.0, v=0.0))
-    clipped = plain.model_copy(update={"clip": Clip(k=0.96, v=0.92)})
+    clipped = ServingRecipe(group_size=64, scale_dtype="float32", clip=Clip(k=0.96, v=0.92))
     k, v = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
     specs = (None, CacheSpec(None, None, plain), CacheSpec(k, v, plain), CacheSpec(k, v, clipped))
     for spec, expected in zip(specs, want, strict=True):

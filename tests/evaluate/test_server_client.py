@@ -74,25 +74,18 @@ def scored(values: list[float | None], tokens: list[int], cached: int = 3) -> di
 
 
 def test_it_reads_what_a_server_says_of_itself(serve: Serve) -> None:
-    client = serve(
-        {"/get_server_info": INFO, "/v1/loads": LOADS, "/health": 503, "/flush_cache": 200}
-    )
+    answers = {"/get_server_info": INFO, "/v1/loads": LOADS, "/health": 503, "/flush_cache": 200}
+    client = serve(answers)
     facts = client.facts()
-    assert (facts.chunk, facts.page_size, facts.radix, facts.tp, facts.capacity) == (
-        512,
-        16,
-        True,
-        2,
-        1000,
-    )
-    assert [
-        serve({"/get_server_info": {**INFO, "chunked_prefill_size": n}}).facts().chunk
-        for n in (-1, None)
-    ] == [1000] * 2
+    told = facts.chunk, facts.page_size, facts.radix, facts.tp, facts.capacity
+    assert told == (512, 16, True, 2, 1000)
+    for size in (-1, None):
+        whole = serve({"/get_server_info": {**INFO, "chunked_prefill_size": size}})
+        assert whole.facts().chunk == 1000
     assert client.free_tokens() == (970, 9)
     assert facts.recipe == {}
-    told = {**INFO, "internal_states": [{"oscar_int2": {"recipe": {"sink": 64}}}]}
-    assert serve({"/get_server_info": told}).facts().recipe == {"sink": 64}
+    ours = {**INFO, "internal_states": [{"oscar_int2": {"recipe": {"sink": 64}}}]}
+    assert serve({"/get_server_info": ours}).facts().recipe == {"sink": 64}
     assert not client.healthy()
     client.flush()
 
@@ -134,9 +127,8 @@ def test_generation_has_a_fixed_length_unless_it_may_stop(serve: Serve) -> None:
         return {"output_ids": [4, 5], "meta_info": {"cached_tokens": 1}}
 
     client = serve({"/generate": answer})
-    assert (
-        client.generate([1, 2], 2) == Answer((4, 5), 1) == client.generate([1, 2], 2, stop=[9, 3])
-    )
+    for stop in ({}, {"stop": [9, 3]}):
+        assert client.generate([1, 2], 2, **stop) == Answer((4, 5), 1)
     fixed = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True}
     assert bodies == [fixed, {**fixed, "stop_token_ids": [3, 9]}]
 
@@ -144,10 +136,9 @@ def test_generation_has_a_fixed_length_unless_it_may_stop(serve: Serve) -> None:
 def test_refusals_and_silence_are_one_line(serve: Serve) -> None:
     with pytest.raises(ServerFailed, match=r"/flush_cache.* answered 400"):
         serve({"/flush_cache": 400}).flush()
+    less = {name: value for name, value in INFO.items() if name != "chunked_prefill_size"}
     with pytest.raises(ServerFailed, match="its description lacks 'chunked_prefill_size'"):
-        serve(
-            {"/get_server_info": {k: v for k, v in INFO.items() if k != "chunked_prefill_size"}}
-        ).facts()
+        serve({"/get_server_info": less}).facts()
     with pytest.raises(ServerFailed, match="does not answer"):
         ServerClient("http://127.0.0.1:9").facts()
 

@@ -3,7 +3,6 @@ has its line."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,32 +17,33 @@ from tiny_models import write_model
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.server_client import Answer, Scored, ServerFacts
-from oscar_zoo.evaluate.questions import Conversation
+from oscar_zoo.evaluate.outcome import Recalled, ServerRow
 from oscar_zoo.evaluate.server_comparison import (
-    ComparisonRow,
     ReferenceRun,
     ServerQuestions,
     ServerRun,
     Turn,
     compare,
+    make_questions,
 )
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import load_model
 
 RECENT, HIT = 8, 32
 TEXTS = torch.randint(3, 2000, (2, 70), generator=torch.Generator().manual_seed(1)).tolist()
+QUESTIONS = ServerQuestions(tuple(map(tuple, TEXTS)), HIT, ())
 FACTS = ServerFacts("0.5.17", "int2", "float32", "cpu", 16, 4, True, 1, 1000, 90)
-Judge = Callable[[ServerRun], ComparisonRow]
+CLIP = Clip(k=0.96, v=0.92)
+WRONG = (1, 1)
+Judge = Callable[[ServerRun], ServerRow]
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> ReferenceRun:
     model = load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
-    recipe = ServingRecipe(
-        group_size=16, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=4, recent=RECENT)
-    )
+    recipe = ServingRecipe(group_size=16, clip=CLIP, windows=Windows(sink=4, recent=RECENT))
     cache = CacheSpec(hadamard_set(model.block, "k"), hadamard_set(model.block, "v"), recipe)
-    return ReferenceRun(model, cache, ServerQuestions(tuple(map(tuple, TEXTS)), HIT, ()))
+    return ReferenceRun(model, cache, QUESTIONS)
 
 
 @pytest.fixture
@@ -51,16 +51,15 @@ def right(reference: ReferenceRun) -> ServerRun:
     """What a server without a fault answers; every answer is what the reference generates."""
     cold = tuple(Scored(reference.score(i, chunk=16, hit=0), 0) for i in range(2))
     warm = tuple(Scored(reference.score(i, chunk=16, hit=HIT), HIT) for i in range(2))
+
+    def turn(prompt: tuple[int, ...], cached: int) -> Turn:
+        ids = reference.answer(Turn(prompt, (0, 0), Answer((), 0), None), chunk=16)
+        return Turn(prompt, ids, Answer(ids, 0), Answer(ids, cached))
+
     talks = []
     for text in TEXTS:
-        first = Turn(tuple(text[:40]), (0, 0), Answer((), 0), None)
-        said = reference.answer(first, chunk=16)
-        first = replace(first, right=said, alone=Answer(said, 0), talking=Answer(said, 0))
-        later = Turn((*first.prompt, *said, *text[40:60]), (0, 0), Answer((), 0), None)
-        ids = reference.answer(later, chunk=16)
-        talks.append(
-            (first, replace(later, right=ids, alone=Answer(ids, 0), talking=Answer(ids, 40)))
-        )
+        first = turn(tuple(text[:40]), 0)
+        talks.append((first, turn((*first.prompt, *first.right, *text[40:60]), 40)))
     return ServerRun(FACTS, cold, warm, tuple(talks))
 
 
@@ -69,36 +68,33 @@ def judge(reference: ReferenceRun) -> Judge:
     return partial(compare, reference=reference, recent=RECENT)
 
 
+def shifted(scored: tuple[Scored, ...], factor: float) -> tuple[Scored, ...]:
+    """With a perplexity that is so much larger."""
+    return tuple(Scored(tuple(v - math.log(factor) for v in s.values), s.cached) for s in scored)
+
+
+def reusing(run: ServerRun, cached: int) -> ServerRun:
+    """The second turn of every conversation took so many tokens from the cache."""
+    talks = ((a, replace(b, talking=replace(b.talking, cached=cached))) for a, b in run.talks)
+    return replace(run, talks=tuple(talks))
+
+
 def test_a_right_server_has_nothing_wrong(judge: Judge, right: ServerRun) -> None:
     row = judge(right)
-    assert (
-        row.violations == ()
-        and row.cold is not None
-        and row.warm is not None
-        and row.recall is not None
-    )
-    assert row.cold.deviation == row.warm.deviation == 0 and row.cold.exact != row.cold.server
-    assert (row.recall.answers, row.recall.talking, row.recall.alone, row.recall.reference) == (
-        4,
-        4,
-        4,
-        4,
-    )
-    facts = json.loads(json.dumps(row.to_json(), allow_nan=False))
-    assert facts["recall"]["talking"] == 1.0 and facts["reused_tokens"] == [HIT, HIT]
+    cold, warm = row.perplexity, row.perplexity_after_hit
+    assert row.violations == () and cold is not None and warm is not None
+    assert cold.deviation == warm.deviation == 0 and cold.exact != cold.server
+    assert row.recall == Recalled(4, 1.0, 1.0, 1.0) and row.reused_tokens == (HIT, HIT)
 
 
-def test_perplexity_has_a_limit_in_both_directions(judge: Judge, right: ServerRun) -> None:
-    for factor in (0.994, 1.006, math.nan):
-        shifted = tuple(
-            Scored(tuple(v - math.log(factor) for v in s.values), s.cached) for s in right.cold
-        )
-        (line,) = judge(replace(right, cold=shifted)).violations
-        assert line.startswith("perplexity ") and "limit 0.5 %" in line
-    shifted = tuple(
-        Scored(tuple(v - math.log(1.004) for v in s.values), s.cached) for s in right.cold
-    )
-    assert judge(replace(right, cold=shifted)).violations == ()
+@pytest.mark.parametrize(
+    ("factor", "fine"), [(0.994, False), (1.006, False), (math.nan, False), (1.004, True)]
+)
+def test_perplexity_has_a_limit_in_both_directions(
+    judge: Judge, right: ServerRun, factor: float, fine: bool
+) -> None:
+    found = judge(replace(right, cold=shifted(right.cold, factor))).violations
+    assert len(found) == (not fine) and all(line.startswith("perplexity ") for line in found)
 
 
 def test_a_hit_is_judged_by_the_tokens_it_had(
@@ -109,7 +105,8 @@ def test_a_hit_is_judged_by_the_tokens_it_had(
     assert judge(replace(right, warm=shorter)).violations == ()
     lost = tuple(Scored(reference.score(i, chunk=16, hit=HIT, sinks=False), HIT) for i in range(2))
     row = judge(replace(right, warm=lost))
-    assert row.warm is not None and row.warm.server == row.warm_without_sinks
+    assert row.perplexity_after_hit is not None
+    assert row.perplexity_after_hit.server == row.perplexity_after_hit_without_sinks
     (line,) = row.violations
     assert line.startswith("perplexity after a hit ")
 
@@ -120,16 +117,8 @@ def test_reuse_that_is_missing_or_must_not_be_is_told(judge: Judge, right: Serve
     stale = tuple(Scored(s.values, 4) for s in right.cold)
     assert judge(replace(right, cold=stale)).violations == ("tokens were reused after a flush",)
     for cached, fine in ((36, False), (39, False), (40, True), (42, True), (43, False)):
-        talks = tuple(
-            (first, replace(later, talking=replace(later.talking, cached=cached)))
-            for first, later in right.talks
-        )
-        lines = judge(replace(right, talks=talks)).violations
-        assert (
-            lines == ()
-            if fine
-            else lines == (f"a turn reused {cached} of 42 tokens of the conversation before it",)
-        )
+        lines = judge(reusing(right, cached)).violations
+        assert len(lines) == (not fine) and all(f"a turn reused {cached} " in x for x in lines)
 
 
 def test_a_model_with_states_reuses_up_to_the_last_saved_state(
@@ -137,35 +126,30 @@ def test_a_model_with_states_reuses_up_to_the_last_saved_state(
 ) -> None:
     folder = write_architecture("lfm2", tmp_path / "lfm2", dtype="float32")
     model = load_model(str(folder), dtype="float32")
-    spec = CacheSpec(None, None, ServingRecipe(group_size=16, clip=Clip(k=0.96, v=0.92)))
-    questions = ServerQuestions(tuple(map(tuple, TEXTS)), HIT, ())
-    reference = ReferenceRun(model, spec, questions)
+    spec = CacheSpec(None, None, ServingRecipe(group_size=16, clip=CLIP))
+    reference = ReferenceRun(model, spec, QUESTIONS)
     for cached, fine in ((0, True), (36, True), (42, True), (43, False)):
-        talks = tuple(
-            (first, replace(later, talking=replace(later.talking, cached=cached)))
-            for first, later in right.talks
-        )
-        run = replace(right, cold=(), warm=(), talks=talks)
+        run = reusing(replace(right, cold=(), warm=()), cached)
         lines = compare(run, reference, recent=RECENT).violations
         assert any("a turn reused" in line for line in lines) != fine
 
 
-def test_recall_that_is_worse_in_conversations_is_told(judge: Judge, right: ServerRun) -> None:
-    wrong = Answer((1, 1), 0)
-    talks = right.talks * 3
-    worse = tuple(
-        tuple(replace(turn, talking=replace(turn.talking, ids=wrong.ids)) for turn in talk)
-        for talk in talks
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("talking", "recall in conversations: 0 of 12 right"),
+        ("alone", "recall: 0 of 12 right, the reference 12"),
+    ],
+)
+def test_recall_that_is_worse_in_conversations_is_told(
+    judge: Judge, right: ServerRun, part: str, said: str
+) -> None:
+    talks = tuple(
+        tuple(replace(turn, **{part: replace(getattr(turn, part), ids=WRONG)}) for turn in talk)
+        for talk in right.talks * 3
     )
-    assert any(
-        line.startswith("recall in conversations: 0 of 12 right")
-        for line in judge(replace(right, talks=worse)).violations
-    )
-    other = tuple(tuple(replace(turn, alone=wrong) for turn in talk) for talk in talks)
-    assert any(
-        line.startswith("recall: 0 of 12 right, the reference 12")
-        for line in judge(replace(right, talks=other)).violations
-    )
+    found = judge(replace(right, talks=talks)).violations
+    assert any(line.startswith(said) for line in found)
 
 
 @pytest.mark.parametrize(("missed", "fine"), [(0, True), (7, True), (8, False)])
@@ -175,7 +159,7 @@ def test_recall_may_differ_by_chance(
     """A coin falls seven times on one side in 1.6 % of all runs, eight times in 0.8 %."""
     turns = [turn for talk in right.talks * 3 for turn in talk]
     wrong = [
-        replace(turn, alone=Answer((1, 1), 0), talking=Answer((1, 1), turn.talking.cached))
+        replace(turn, alone=Answer(WRONG, 0), talking=Answer(WRONG, turn.talking.cached))
         for turn in turns
     ]
     talks = tuple((turn,) for turn in [*wrong[:missed], *turns[missed:]])
@@ -183,33 +167,19 @@ def test_recall_may_differ_by_chance(
 
 
 def test_every_turn_asks_for_a_fact_that_is_no_longer_in_a_window() -> None:
-    from oscar_zoo.evaluate.server_comparison import make_questions
-
-    def encode(text: str) -> list[int]:
-        return [ord(c) % 251 for c in text]
-
-    filler = [300 + i for i in range(40_000)]
-    windows = Windows(sink=64, recent=256)
     made = make_questions(
-        filler,
-        encode,
+        [300 + i for i in range(40_000)],
+        lambda text: [ord(c) % 251 for c in text],
         tasks=("recall", "perplexity"),
-        exact=windows,
+        exact=Windows(sink=64, recent=256),
         length=4000,
         windows=3,
         answers=7,
     )
-    assert (
-        len(made.conversations) == 3
-        and len(made.texts) == 3
-        and made.shared % 128 == 0
-        and made.longest <= 4000
-    )
-    for talk in made.conversations:
-        assert len(talk.says) == len(talk.answers) == 3
-        context = talk.says[0]
-        for says, answer in zip(talk.says[1:], talk.answers[1:], strict=True):
+    assert (len(made.conversations), len(made.texts), made.turns) == (3, 3, 9)
+    assert made.shared % 128 == 0 and made.longest <= 4000
+    for (context, _), *others in made.conversations:
+        for says, answer in others:
             assert len(says) > 256 + 64
             places = [i for i in range(len(context)) if context[i : i + len(answer)] == answer]
             assert places and 64 <= places[0] < len(context) - 256
-    assert isinstance(made.conversations[0], Conversation)

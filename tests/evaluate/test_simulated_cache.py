@@ -180,17 +180,10 @@ def test_windows_that_hold_everything_leave_attention_as_it_was() -> None:
     for pair in PAIRS.values():
         got = SimulatedCache(CacheSpec(*pair, recipe(TOKENS, 1)), MODEL, CPU)(1, q, k, v, QUARTER)
         assert (got.double() - plain).abs().max() < 2e-5
-
-
-def test_int2_rows_do_change_the_output() -> None:
-    q, k, v = qkv()
-    exact = SimulatedCache(CacheSpec(None, None, recipe(TOKENS, 1)), MODEL, CPU)(
-        1, q, k, v, QUARTER
-    )
     coarse = SimulatedCache(CacheSpec(None, None, recipe()), MODEL, CPU)(1, q, k, v, QUARTER)
     # Up to position 13 sink and recent tokens together are all there are.
-    torch.testing.assert_close(exact[:, :, :14], coarse[:, :, :14], atol=1e-6, rtol=1e-5)
-    assert (exact - coarse)[:, :, 20:].abs().amax(-1).min() > 1e-3
+    assert (plain - coarse)[:, :, :14].abs().max() < 2e-5
+    assert (plain - coarse)[:, :, 20:].abs().amax(-1).min() > 1e-3
 
 
 def test_bfloat16_windows_hold_rounded_rows_and_int2_is_made_from_unrounded_ones() -> None:

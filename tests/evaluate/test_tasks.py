@@ -13,7 +13,7 @@ from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.measure import Predictions, TaskPrompt, measure
+from oscar_zoo.evaluate.measure import TaskPrompt, measure
 from oscar_zoo.evaluate.questions import Perplexity, Recall
 from oscar_zoo.models.loading import LoadedModel, load_model
 
@@ -66,13 +66,9 @@ def test_perplexity_equals_the_models_own_loss(
 
 def test_uniform_logits_have_the_perplexity_of_the_vocabulary() -> None:
     task = Perplexity.from_tokens(torch.arange(600), windows=1, length=600)
-    total, number = task.count(*said(task.prompts[0], torch.zeros(599, VOCABULARY)))
+    total, number = task.count(task.prompts[0], torch.zeros(599, VOCABULARY))
     assert task.result(total, number) == pytest.approx(VOCABULARY, rel=1e-6)
     assert task.result(1e6, 1) == math.inf
-
-
-def said(prompt: TaskPrompt, logits: torch.Tensor) -> tuple[TaskPrompt, Predictions]:
-    return prompt, Predictions.of_logits(prompt, logits)
 
 
 def oracle_logits(prompt: TaskPrompt) -> torch.Tensor:
@@ -117,21 +113,15 @@ def test_recall_is_one_for_a_perfect_model_and_falls_by_answer_or_token(
     by_answer, by_token = make(ids, encode), make(ids, encode, unit="token")
     prompt = by_answer.prompts[0]
     logits = oracle_logits(prompt)
-    assert by_answer.count(*said(prompt, logits)) == (8.0, 8)
+    assert by_answer.count(prompt, logits) == (8.0, 8)
     logits[2] = 0.0
     logits[2, 7] = 1.0
-    assert by_answer.count(*said(prompt, logits)) == (7.0, 8)
-    assert by_token.count(*said(prompt, logits)) == (47.0, 48)
+    assert by_answer.count(prompt, logits) == (7.0, 8)
+    assert by_token.count(prompt, logits) == (47.0, 48)
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"length": 512},
-        {"windows": Windows(sink=64, recent=1900)},
-        {"answers": 0},
-        {"per_prompt": 0},
-    ],
+    "options", [{"length": 512}, {"windows": Windows(sink=64, recent=1900)}, {"answers": 0}]
 )
 def test_prompts_without_room_are_refused(
     ids: torch.Tensor, encode: Callable[[str], list[int]], options: dict[str, object]

@@ -36,14 +36,9 @@ class NotTried(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """One run of the check.
-
-    Attributes:
-        work: folder of all state, the current folder of every command.
-        device: `cuda`, or `cpu` for a rehearsal.
-        engine_flags: flags for SGLang that this machine needs.
-        gpu: the one that commands see, as `CUDA_VISIBLE_DEVICES` names it, or `None` for all.
-    """
+    """One run of the check: `work` has all state and is the current folder of every command,
+    `device` is `cuda`, or `cpu` for a rehearsal, `engine_flags` are what SGLang needs on this
+    machine, and `gpu` is the one that commands see, `None` for all."""
 
     work: Path
     device: str
@@ -298,74 +293,35 @@ def bench_serve(check: Check) -> str:
     on a CPU."""
     gpu = check.device == "cuda"
     few_graphs = ("--", "--cuda-graph-max-bs=2", *check.engine_flags) if gpu else check.engine
-    shape = (
-        ("Qwen3-8B", "--batch", "1", "--context", "8000")
-        if gpu
-        else (str(EXAMPLE), "--batch", "1", "--context", "600")
-    )
-    facts = check.zoo(
-        "bench",
-        "serve",
-        "--dummy-weights",
-        *shape,
-        "--new-tokens",
-        "48",
-        "--repeats",
-        "1",
-        "--csv",
-        "bench-serve.csv",
-        *few_graphs,
-    )
+    model, context = ("Qwen3-8B", "8000") if gpu else (str(EXAMPLE), "600")
+    shape = (model, "--batch", "1", "--context", context)
+    sizes = ("--new-tokens", "48", "--repeats", "1", "--csv", "bench-serve.csv")
+    facts = check.zoo("bench", "serve", "--dummy-weights", *shape, *sizes, *few_graphs)
     sides = {side["cache"]: side["cases"][0] for side in facts["sides"]}
     steps = ", ".join(
         f"{name.upper()} {case['ms_per_token']:.2f} ms" for name, case in sides.items()
     )
     ratios = {name: facts["capacity_ratio"][f"int2_over_{name}"] for name in ("bf16", "fp8")}
     room = " and ".join(f"{r:.2f}x the tokens of {name.upper()}" for name, r in ratios.items() if r)
-    return f"a decode step at {shape[4]} tokens: {steps}; {room or 'tokens not compared'}"
+    return f"a decode step at {context} tokens: {steps}; {room or 'tokens not compared'}"
 
 
 def precompile(check: Check) -> None:
     """Compile what `bench serve` needs of FlashInfer; without it that step takes longer and is as
     good."""
     if check.device == "cuda":
-        script = Path(__file__).with_name("precompile.py")
-        subprocess.run(
-            [sys.executable, script],
-            cwd=check.work,
-            env=check.visible(),
-            capture_output=True,
-            check=False,
-        )
+        command = [sys.executable, Path(__file__).with_name("precompile.py")]
+        subprocess.run(command, cwd=check.work, env=check.visible(), capture_output=True)
 
 
 def kernel_tests(check: Check) -> str:
     """The tests of kernels and compute that need a GPU, less those that compile a baseline."""
     if check.device == "cpu":
         raise NotTried("these tests need a GPU")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "gpu",
-        "-p",
-        "no:cacheprovider",
-        *PARALLEL,
-        *TESTS,
-    ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=check.visible(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    summary = next(
-        (line for line in reversed(done.stdout.splitlines()) if line.strip()), "no output"
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    command += [*PARALLEL, *TESTS]
+    done = subprocess.run(command, cwd=ROOT, env=check.visible(), capture_output=True, text=True)
+    summary = (done.stdout.strip() or "no output").splitlines()[-1]
     if done.returncode != 0 or "passed" not in summary:
         failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         raise CheckFailed(f"{summary.strip('= ')}: {'; '.join(failed[:8]) or done.stderr[-300:]}")

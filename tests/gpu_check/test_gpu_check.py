@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -18,14 +17,10 @@ ROOT = FOLDER.parents[1]
 FACTS = {"GPU": "1 x NVIDIA H100 80GB HBM3, 80 GiB", "driver": "580.1", "torch": "2.11.0+cu130"}
 
 
-@pytest.fixture(scope="module")
-def document() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_check_document", FOLDER / "document.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def document(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("document")
 
 
 def _section(document: ModuleType, gpu: str, date: str, *, status: str = "passed") -> str:
@@ -33,65 +28,51 @@ def _section(document: ModuleType, gpu: str, date: str, *, status: str = "passed
         document.StepResult("compute with defaults", "passed", 12.4, "`wush-tuned` chosen"),
         document.StepResult("serve", status, 31.0, "ready | answered\nright"),
     ]
-    return str(
-        document.section(FACTS | {"GPU": gpu}, results, date=date, commit="abc1234", seconds=43.4)
-    )
+    facts = FACTS | {"GPU": gpu}
+    return str(document.section(facts, results, date=date, commit="abc1234", seconds=43.4))
+
+
+def run_without_gpu(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
+    """The command in the checkout, where the driver answers that there is no GPU."""
+    (folder / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder}:/usr/bin:/bin"}
+    words = list(map(str, command))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
+    assert "error: the GPU check needs an NVIDIA GPU" in done.stderr
+    return done
 
 
 def test_without_a_gpu_one_line_says_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(
-        [
-            sys.executable,
-            FOLDER / "run.py",
-            "--work",
-            tmp_path / "work",
-            "--document",
-            tmp_path / "written.md",
-        ],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: the GPU check needs an NVIDIA GPU")
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "work").exists() and not (tmp_path / "written.md").exists()
+    work, written = tmp_path / "work", tmp_path / "written.md"
+    run = (sys.executable, FOLDER / "run.py", "--work", work, "--document", written)
+    done = run_without_gpu(tmp_path, *run)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert not work.exists() and not written.exists()
+    done = run_without_gpu(tmp_path, "make", "-s", "gpu-check")  # before it installs anything
+    assert done.returncode == 2 and "venv-gpu" not in done.stdout
 
 
-def test_make_says_the_same_before_it_installs_anything(tmp_path: Path) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(
-        ["make", "-s", "gpu-check"], cwd=ROOT, capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 2
-    assert "error: the GPU check needs an NVIDIA GPU" in done.stderr
-    assert "venv-gpu" not in done.stdout
-
-
-def test_a_section_says_machine_commit_and_every_figure(document: ModuleType) -> None:
-    made = _section(document, FACTS["GPU"], "2026-01-02")
+@pytest.mark.parametrize(
+    ("status", "verdict", "row"),
+    [
+        (
+            "passed",
+            "**passed** on 2026-01-02",
+            "| serve | passed | 31 | ready \\| answered right |",
+        ),
+        ("FAILED", "**FAILED** on 2026-01-02", "| serve | **FAILED** | 31 |"),
+        ("not tried", "**1 passed, 1 not tried** on 2026-01-02", "| serve | not tried | 31 |"),
+    ],
+)
+def test_a_section_says_machine_commit_and_every_figure(
+    document: ModuleType, status: str, verdict: str, row: str
+) -> None:
+    """One failed step fails the run, and what was not tried has not passed."""
+    made = _section(document, FACTS["GPU"], "2026-01-02", status=status)
     assert made.startswith("## 1 x NVIDIA H100 80GB HBM3, 80 GiB\n")
-    assert (
-        "**passed** on 2026-01-02, commit abc1234, 43 seconds in all.\ndriver 580.1, torch"
-        " 2.11.0+cu130." in made
-    )
-    assert "| serve | passed | 31 | ready \\| answered right |" in made
-
-
-def test_one_failed_step_fails_the_run(document: ModuleType) -> None:
-    made = _section(document, FACTS["GPU"], "2026-01-02", status="FAILED")
-    assert "**FAILED** on 2026-01-02" in made and "| serve | **FAILED** | 31 |" in made
-
-
-def test_what_was_not_tried_has_not_passed(document: ModuleType) -> None:
-    made = _section(document, FACTS["GPU"], "2026-01-02", status="not tried")
-    assert "**1 passed, 1 not tried** on 2026-01-02" in made
-    assert "| serve | not tried | 31 |" in made
+    assert f"{verdict}, commit abc1234, 43 seconds in all." in made and row in made
+    assert "driver 580.1, torch 2.11.0+cu130." in made
 
 
 def test_a_step_for_a_gpu_is_not_tried_on_a_cpu() -> None:
@@ -158,12 +139,7 @@ def test_a_run_replaces_the_section_of_its_own_gpu_only(document: ModuleType) ->
 
 
 def test_every_gpu_test_file_that_the_check_runs_exists() -> None:
-    source = (FOLDER / "steps.py").read_text("utf-8")
-    named = [
-        word
-        for word in source.replace('"', " ").replace(",", " ").split()
-        if word.startswith("tests/")
-    ]
+    named = re.findall(r'"(tests/[^"]+)"', (FOLDER / "steps.py").read_text("utf-8"))
     assert named and all((ROOT / name).exists() for name in named)
 
 

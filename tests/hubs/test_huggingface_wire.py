@@ -25,14 +25,8 @@ PAGE = b"<!DOCTYPE html><html><title>Sign in</title></html>"
 
 
 def file(path: str = "a/b/k.pt", *, drop: str = "", **changes: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "type": "file",
-        "path": path,
-        "size": 3,
-        "oid": OID,
-        "lfs": {"oid": SHA, "size": 3},
-    }
-    row |= changes
+    lfs = {"oid": SHA, "size": 3}
+    row = {"type": "file", "path": path, "size": 3, "oid": OID, "lfs": lfs} | changes
     return {key: value for key, value in row.items() if key != drop}
 
 
@@ -80,11 +74,7 @@ def test_files_have_the_sha256_of_lfs_or_the_oid_of_git() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        7,
-        "file",
-        None,
-        {},
-        {"type": None},
+        *(7, "file", None, {}, {"type": None}),
         file(drop="path"),
         file(drop="size"),
         file(path=7),  # type: ignore[arg-type]
@@ -144,22 +134,15 @@ def said(
     [
         (said(401, "GatedRepo"), GatedRepository, "is gated"),
         (said(403, "GatedRepo", token=True), GatedRepository, "is gated"),
-        (
-            said(403, "", "Access to this resource is disabled."),
-            Forbidden,
-            "was disabled by Hugging Face",
-        ),
+        (said(403, "", "Access to this resource is disabled."), Forbidden, "was disabled"),
         (said(404, "RevisionNotFound"), RevisionNotFound, "has no revision v1"),
         (said(404, "EntryNotFound", path="a/k.pt"), NotFoundError, "has no file a/k.pt"),
         (said(404, path="a/k.pt"), NotFoundError, "has no file a/k.pt"),
         (said(404), RepositoryNotFound, "does not exist"),
         (said(410), RepositoryNotFound, "does not exist"),
         (said(404, "RepoNotFound", path="a"), RepositoryNotFound, "does not exist"),
-        (
-            said(401, "RepoNotFound"),
-            LoginRequired,
-            "does not exist, or is private",
-        ),  # all that strangers are told
+        # all that strangers are told
+        (said(401, "RepoNotFound"), LoginRequired, "does not exist, or is private"),
         (said(401), LoginRequired, "does not exist, or is private"),
         (said(401, token=True), LoginRequired, "refused the token"),
         (said(401, "RepoNotFound", WRONG_TOKEN, token=True), LoginRequired, "refused the token"),

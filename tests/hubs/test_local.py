@@ -16,13 +16,7 @@ from scripted_hub import Injection, killed_at, raise_error
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import (
-    InvalidName,
-    MalformedFile,
-    PathNotFound,
-    StaleRevision,
-    StorageError,
-)
+from oscar_zoo.errors import InvalidName, MalformedFile, PathNotFound, StaleRevision, StorageError
 from oscar_zoo.registry.hubs import local
 from oscar_zoo.registry.hubs.base import Change, Commit
 from oscar_zoo.registry.hubs.local import LocalHub
@@ -41,17 +35,18 @@ def temps(hub: LocalHub) -> list[str]:
     return [path.name for path in hub.root.rglob(".tmp.*")]
 
 
+def listed(hub: LocalHub, artifact: ArtifactId = ID) -> dict[str, str | None]:
+    return {file.path: file.sha256 for file in hub.files(artifact)}
+
+
 def test_what_was_published_is_listed_and_fetched(hub: LocalHub) -> None:
     seen: list[tuple[str, int, int]] = []
     assert hub.artifacts() == ()
     put(hub, ID, FILES)
     assert hub.artifacts() == (ID,)
-    assert [(f.path, f.size, f.sha256) for f in hub.files(ID)] == [
-        (name, len(data), sha256_hex(data)) for name, data in sorted(FILES.items())
-    ]
-    assert (
-        hub.fetch(ID, "k.pt", limit=400, progress=lambda *call: seen.append(call)) == FILES["k.pt"]
-    )
+    assert listed(hub) == {name: sha256_hex(data) for name, data in FILES.items()}
+    got = hub.fetch(ID, "k.pt", limit=400, progress=lambda *call: seen.append(call))
+    assert got == FILES["k.pt"]
     assert seen == [("k.pt", 400, 400)]
     assert temps(hub) == []
 
@@ -96,9 +91,7 @@ def test_a_version_is_never_written_again(
     with pytest.raises(StaleRevision):
         put(hub, artifact, files, root={"index.json": b"two", "README.md": b"two"})
     assert (hub.root / "Model" / "tag").stat().st_ino == inode
-    assert {f.path: f.sha256 for f in hub.files(ID)} == {
-        name: sha256_hex(data) for name, data in FILES.items()
-    }
+    assert listed(hub) == {name: sha256_hex(data) for name, data in FILES.items()}
     assert (hub.root_file("index.json"), hub.root_file("README.md")) == (b"one", None)
     assert temps(hub) == []
 
@@ -209,9 +202,7 @@ def complete(hub: LocalHub) -> bool:
     assert there in ((), (ID,))
     assert index in (None, b"one") and card in (None, b"card")
     if there:
-        assert {f.path: f.sha256 for f in hub.files(ID)} == {
-            name: sha256_hex(data) for name, data in FILES.items()
-        }
+        assert listed(hub) == {name: sha256_hex(data) for name, data in FILES.items()}
     assert index is None or (there and card is not None)
     return bool(there) and index is not None and card is not None
 
@@ -278,7 +269,7 @@ def test_two_publishers_never_mix_a_version(tmp_path: Path) -> None:
     for number in range(rounds):
         assert sorted(told[number].values()) == ["new", "stale"]
         (winner,) = (who for who, answer in told[number].items() if answer == "new")
-        there = {f.path: f.sha256 for f in hub.files(ArtifactId("Model", f"round{number}"))}
+        there = listed(hub, ArtifactId("Model", f"round{number}"))
         assert there == {name: sha256_hex(data) for name, data in content(winner).items()}
     assert hub.root_file("index.json") == f"round {rounds - 1} of {winner}".encode()
     assert temps(hub) == []

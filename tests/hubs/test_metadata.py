@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -28,11 +29,8 @@ class Hub:
 
 
 def kept() -> list[Path]:
-    return sorted(
-        path
-        for path in (paths.cache_dir() / "hubs").rglob("*")
-        if path.is_file() and path.suffix != ".lock"
-    )
+    found = (paths.cache_dir() / "hubs").rglob("*")
+    return sorted(path for path in found if path.is_file() and path.suffix != ".lock")
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"content", bytes(range(256)) * 100])
@@ -49,30 +47,16 @@ def test_hubs_commits_and_names_are_kept_apart() -> None:
         return cache.file(commit, path, f"{cache} {commit} {path}".encode)
 
     caches = [MetadataCache("hf:a/b https://one"), MetadataCache("hf:a/b https://two")]
-    names = [
-        "index.json",
-        "listing.json",
-        "A/b/oscar.json",
-        "A%2Fb/oscar.json",
-        "a/b/oscar.json",
-        "../x",
-        "files",
-    ]
-    names.append(f"{'M' * 100}/{'t' * 100}/oscar.json")
-    commits = [COMMIT, COMMIT[::-1]]
+    names = ["index.json", "listing.json", "A/b/oscar.json", "A%2Fb/oscar.json", "a/b/oscar.json"]
+    names += ["../x", "files", f"{'M' * 100}/{'t' * 100}/oscar.json"]
     for cache in caches:
         cache.listing(COMMIT, lambda: b"a listing")
+    wanted = list(itertools.product(caches, [COMMIT, COMMIT[::-1]], names))
     for _ in range(2):
-        got = {
-            fetch(cache, commit, name) for cache in caches for commit in commits for name in names
-        }
-        assert len(got) == len(caches) * len(commits) * len(names)
+        assert len({fetch(*each) for each in wanted}) == len(wanted)
     root = paths.cache_dir() / "hubs"
-    assert all(
-        path.is_relative_to(root) and len(path.name) < 255
-        for path in paths.cache_dir().rglob("*")
-        if path != root
-    )
+    kept_ones = [path for path in paths.cache_dir().rglob("*") if path != root]
+    assert all(path.is_relative_to(root) and len(path.name) < 255 for path in kept_ones)
 
 
 @pytest.mark.parametrize(
@@ -86,48 +70,21 @@ def test_what_may_move_is_not_kept(revision: str) -> None:
     assert not paths.cache_dir().exists()
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "flipped": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
+    "other": lambda path: path.write_bytes(b"other content"),
+    "empty": lambda path: path.write_bytes(b""),
+    "link": lambda path: path.symlink_to(path.rename(path.with_suffix(".real"))),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "huge": lambda path: os.truncate(path, remote.MAX_FILE_BYTES + 4096),
+    "gone": Path.unlink,
+}
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-def lie(path: Path) -> None:
-    path.write_bytes(b"other content")
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def link(path: Path) -> None:
-    path.rename(path.with_suffix(".real"))
-    path.symlink_to(path.with_suffix(".real"))
-
-
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def huge(path: Path) -> None:
-    with path.open("r+b") as stream:
-        stream.truncate(remote.MAX_FILE_BYTES + 4096)
-
-
-@pytest.mark.parametrize(
-    "damage", [truncate, flip, lie, empty, link, folder, pipe, huge, Path.unlink]
-)
-def test_what_is_damaged_is_fetched_again(damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_is_damaged_is_fetched_again(damage: Callable[[Path], object]) -> None:
     hub = Hub()
     MetadataCache("hub").file(COMMIT, "oscar.json", hub)
     (place,) = kept()

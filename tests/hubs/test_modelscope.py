@@ -1,49 +1,67 @@
-"""ModelScope read at one commit, from the site that has it, over real HTTP."""
+"""ModelScope over real HTTP: read at one commit, from the site that has it; written in one commit,
+through its real client, against a hub that lies, refuses or falls silent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hub_repositories import Repository
 from hub_server import HubServer
-from modelscope_zoo import (
-    CANARY,
-    FILES,
-    ID,
-    LISTING,
-    OTHER,
-    ROTATION,
-    addition,
-    isolate,
-    open_zoo,
-    posts,
-    without_commits,
-)
 
+from oscar_zoo.artifact.files import sha256_hex
+from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import (
     AccessError,
+    ConflictError,
+    DigestMismatchError,
     Forbidden,
     HubTimeout,
     HubUnreachable,
-    IntegrityError,
     LoginRequired,
+    NetworkError,
     NotFoundError,
     OscarZooError,
     RateLimited,
     RepositoryNotFound,
     RevisionNotFound,
     StaleRevision,
+    UsageError,
 )
 from oscar_zoo.registry.hubs import modelscope
-from oscar_zoo.registry.hubs.modelscope import open_modelscope
+from oscar_zoo.registry.hubs.base import Change, Limits
+from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
+from oscar_zoo.registry.hubs.remote import RemoteHub
+
+ID = ArtifactId("Tiny", "seq8_prompt1_group8")
+OTHER = ArtifactId("Tiny", "seq9_prompt1_group8")
+ROTATION = bytes(range(256)) * 40
+FILES = {
+    f"{ID}/k.pt": ROTATION,
+    f"{ID}/oscar.json": b"{}",
+    "index.json": b'{"serial":1}',
+    "README.md": b"# Zoo\n",
+}
+CANARY = "ms-canary-CANARY"
+LISTING, COMMIT = "*/repo/files*", "*/commit/*"
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
+    """No variable of the developer, a home of our own, and a client that may ask loopback."""
+    for name in list(os.environ):
+        if name.startswith("MODELSCOPE_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture
@@ -62,6 +80,32 @@ def repo(server: HubServer) -> Repository:
 def token(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", CANARY)
     return CANARY
+
+
+def open_zoo(revision: str | None = None, **limits: Any) -> RemoteHub:
+    """The zoo as a hub that is asked once."""
+    return ModelScopeHub("org/zoo", revision, limits=Limits(**{"tries": 1, "read": 20} | limits))
+
+
+def addition(parent: str | None, **other: Any) -> Change:
+    """One more artifact, and an index that has it."""
+    files, root = {"k.pt": ROTATION[::-1], "oscar.json": b"[]"}, {"index.json": b'{"serial":2}'}
+    given = {"artifact": OTHER, "files": files, "root": root, "parent": parent, "message": "Add"}
+    return Change(**given | other)
+
+
+def posts(server: HubServer) -> list[str]:
+    """Paths of the requests that write."""
+    return [record.path for record in server.requests if record.method == "POST"]
+
+
+def without_commits(files: Mapping[str, bytes]) -> str:
+    """What a hub lists that does not tell its commits."""
+    entries = [
+        {"Path": path, "Type": "blob", "Size": len(data), "Sha256": sha256_hex(data)}
+        for path, data in files.items()
+    ]
+    return json.dumps({"Code": 200, "Success": True, "Data": {"Files": entries}})
 
 
 def test_a_view_stays_at_its_commit_until_it_is_refreshed(repo: Repository) -> None:
@@ -105,17 +149,6 @@ def test_large_files_come_from_elsewhere_without_the_token(
     assert sent == {"origin": True, "cdn": False}
 
 
-@pytest.mark.parametrize("lie", [("flip", {"at": 5}), ("empty", {}), ("lfs_pointer", {})])
-def test_a_changed_index_is_fetched_again_and_then_refused(
-    server: HubServer, repo: Repository, lie: tuple[str, dict[str, int]]
-) -> None:
-    server.fault(lie[0], "*FilePath=index.json", times=1, **lie[1])
-    assert open_zoo().root_file("index.json") == FILES["index.json"]
-    server.fault(lie[0], "*FilePath=README.md", **lie[1])
-    with pytest.raises(IntegrityError):
-        open_zoo().root_file("README.md")
-
-
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
@@ -147,9 +180,9 @@ def test_a_listing_that_does_not_come_is_an_error_of_ours(
 
 def test_what_is_missing_is_named(server: HubServer, repo: Repository) -> None:
     with pytest.raises(RepositoryNotFound):
-        open_modelscope("org/none").artifacts()
+        ModelScopeHub("org/none").artifacts()
     with pytest.raises(RepositoryNotFound):
-        open_modelscope("org/none", "v1").artifacts()
+        ModelScopeHub("org/none", "v1").artifacts()
     for revision in ("v1", "0" * 40):
         with pytest.raises(RevisionNotFound, match=revision):
             open_zoo(revision).artifacts()
@@ -169,13 +202,13 @@ def test_private_and_gated_repositories(server: HubServer, monkeypatch: pytest.M
         open_zoo().artifacts()
     assert "MODELSCOPE_API_TOKEN" in str(caught.value.hint)
     with pytest.raises(AccessError):
-        open_modelscope("org/gated").fetch(ID, "k.pt", limit=1 << 20)
+        ModelScopeHub("org/gated").fetch(ID, "k.pt", limit=1 << 20)
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", "ms-wrong")
     with pytest.raises(LoginRequired, match="refused the token"):
         open_zoo().artifacts()
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", CANARY)
     assert open_zoo().fetch(ID, "k.pt", limit=1 << 20) == ROTATION
-    assert open_modelscope("org/gated").fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+    assert ModelScopeHub("org/gated").fetch(ID, "k.pt", limit=1 << 20) == ROTATION
 
 
 def test_the_second_public_site_is_asked_without_token_when_the_first_has_no_such_repository(
@@ -192,7 +225,7 @@ def test_the_second_public_site_is_asked_without_token_when_the_first_has_no_suc
             hub.commit(addition(hub.revision))
         assert not posts(first) and not posts(second)
         with pytest.raises(RepositoryNotFound):
-            open_modelscope("org/none").artifacts()
+            ModelScopeHub("org/none").artifacts()
         second.clear()
         first.fault("status", LISTING, code=503)
         with pytest.raises(HubUnreachable):
@@ -224,4 +257,228 @@ def test_the_address_is_that_of_the_client(
     hub_config = pytest.importorskip("modelscope_hub").HubConfig
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert modelscope.ModelScopeSource("org/zoo").key.split()[1] == hub_config(token="").endpoint
+    assert ModelScopeHub("org/zoo").key.split()[1] == hub_config(token="").endpoint
+
+
+PUBLISH = """
+import json, sys
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.registry.hubs.base import Change
+from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
+hub, artifact = ModelScopeHub("org/zoo"), ArtifactId("Tiny", "seq8_prompt1_group8")
+hub.create(private=False)
+hub.create(private=False)
+files = {"k.pt": bytes(range(256)) * 40, "v.pt": b"", "stats.bin": bytes(70_000), "oscar.json": b"{}"}
+root = {"index.json": b"i" * 70_000, "README.md": b"c" * 70_000}
+made = hub.commit(Change(artifact, files, root, hub.revision, "Publish Tiny"))
+hub.tag("oz-tiny", made.revision, "Tiny")
+hub.tag("oz-tiny", made.revision, "Tiny")
+hub.refresh()
+same = all(hub.fetch(artifact, name, limit=1 << 20) == data for name, data in files.items())
+same = same and all(hub.root_file(name) == data for name, data in root.items())
+print(json.dumps([made.revision, hub.revision, same]))
+"""  # noqa: E501
+
+
+class Bomb:
+    """What the client would load as a saved login."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_an_artifact_is_published_in_one_commit_silently_and_without_the_saved_login(
+    server: HubServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("modelscope_hub")
+    environment = server.environment(tmp_path) | {"OSCAR_ZOO_CACHE": str(tmp_path / "cache")}
+    saved = Path(environment["HOME"]) / ".modelscope" / "credentials" / "cookies"
+    saved.parent.mkdir(parents=True)
+    saved.write_bytes(pickle.dumps(Bomb(tmp_path / "loaded")))
+    saved.chmod(0o644)
+
+    def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        child = [sys.executable, "-W", "error::FutureWarning", "-c", code]
+        given = environment | variables
+        return subprocess.run(child, env=given, capture_output=True, text=True, timeout=300)
+
+    done = run(PUBLISH, MODELSCOPE_API_TOKEN=CANARY, MODELSCOPE_LOG_LEVEL="DEBUG")
+    assert (done.returncode, done.stderr) == (0, "")
+    repo = server.find("ms", "org/zoo")
+    assert repo is not None
+    first, made = repo.commits
+    assert json.loads(done.stdout) == [made.oid, made.oid, True]
+    assert (made.parent, made.message) == (first.oid, "Publish Tiny")
+    assert repo.tags == {"oz-tiny": made.oid}
+    large = {path.rpartition("/")[2] for path, blob in made.blobs.items() if blob.lfs}
+    assert large == {"index.json", "k.pt", "stats.bin", "v.pt"}
+    assert not (tmp_path / "loaded").exists()
+    assert list(saved.parent.iterdir()) == [saved] and saved.stat().st_mode & 0o777 == 0o644
+    assert not list(Path(environment["HOME"]).rglob("session"))
+    run("from modelscope_hub import HubApi; HubApi()")
+    assert (tmp_path / "loaded").exists()  # the bomb was live
+
+
+@pytest.fixture
+def writing(repo: Repository, token: str) -> Repository:
+    pytest.importorskip("modelscope_hub")
+    return repo
+
+
+def test_a_branch_that_moved_or_has_the_version_is_not_written(
+    server: HubServer, writing: Repository
+) -> None:
+    hub = open_zoo()
+    parent = hub.revision
+    writing.commit({"index.json": b"other"})
+    with pytest.raises(StaleRevision):
+        hub.commit(addition(parent))
+    taken = addition(None, artifact=ID, files={"oscar.json": b"{}"})
+    with pytest.raises(StaleRevision):
+        hub.commit(taken)
+    assert not posts(server)
+    hub.refresh()
+    hub.commit(addition(hub.revision))
+    assert writing.files()["index.json"] == b'{"serial":2}'
+
+
+@pytest.mark.parametrize(
+    ("later", "error"),
+    [
+        ({"index.json": b"theirs"}, NetworkError),
+        ({"index.json": None}, NetworkError),
+        ({f"{OTHER}/k.pt": None}, NetworkError),
+        ({f"{OTHER}/k.pt": b"theirs"}, DigestMismatchError),
+        ({"theirs.md": b"beside"}, None),
+    ],
+)
+def test_what_the_hub_has_afterwards_is_compared_with_what_was_sent(
+    server: HubServer,
+    writing: Repository,
+    later: dict[str, bytes | None],
+    error: type[OscarZooError] | None,
+) -> None:
+    hub = open_zoo()
+    parent = hub.revision
+
+    def follow() -> None:
+        server.fault("move", LISTING, times=1, call=lambda: writing.commit(later))
+
+    server.fault("move", COMMIT, call=follow)
+    if error is None:
+        assert hub.commit(addition(parent)).revision == writing.commits[1].oid
+    else:
+        with pytest.raises(error):
+            hub.commit(addition(parent))
+    assert len(writing.commits) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "error"),
+    [
+        (COMMIT, {"code": 401}, LoginRequired),
+        (COMMIT, {"code": 403}, Forbidden),
+        (COMMIT, {"code": 400, "error_code": 10010103009}, LoginRequired),
+        (COMMIT, {"code": 409}, ConflictError),
+        (COMMIT, {"code": 400, "error_code": 10030000001}, StaleRevision),
+        (COMMIT, {"code": 400}, HubUnreachable),
+        (COMMIT, {"code": 200}, HubUnreachable),
+        (COMMIT, {"code": 200, "body": "<html>"}, HubUnreachable),
+        (COMMIT, {"code": 429, "retry_after": 7}, RateLimited),
+        (COMMIT, {"code": 502, "body": "<html>"}, HubUnreachable),
+        ("*/objects/batch", {"code": 403}, Forbidden),
+        ("*/objects/batch", {"code": 200, "body": "[]"}, HubUnreachable),
+        (
+            "*/objects/batch",
+            {"code": 200, "body": '{"Data":{"objects":[{"oid":1,"actions":null}]}}'},
+            HubUnreachable,
+        ),
+        ("/lfs/*", {"code": 403}, Forbidden),
+        ("/lfs/*", {"code": 500}, HubUnreachable),
+    ],
+)
+def test_a_refused_commit_is_an_error_of_ours_and_writes_nothing(
+    server: HubServer,
+    writing: Repository,
+    path: str,
+    fault: dict[str, Any],
+    error: type[OscarZooError],
+) -> None:
+    server.fault("status", path, **fault)
+    with pytest.raises(OscarZooError) as caught:
+        open_zoo().commit(addition(None))
+    assert isinstance(caught.value, error)
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__context__ is None
+    assert "injected" not in str(caught.value)
+    assert len(writing.commits) == 1
+
+
+def test_a_hub_that_falls_silent_is_given_up(
+    server: HubServer, writing: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modelscope, "_ANSWER_SECONDS", 0.3)
+    server.fault("black_hole", "*/objects/batch")
+    with pytest.raises(HubTimeout):
+        open_zoo().commit(addition(None))
+    assert not [path for path in posts(server) if "/commit/" in path]
+
+
+def test_a_tag_is_never_moved(server: HubServer, writing: Repository) -> None:
+    hub, first = open_zoo(), writing.head()
+    hub.tag("oz-a", first, "A")
+    writing.commit({"index.json": b"new"})
+    hub.tag("oz-a", first, "A")
+    with pytest.raises(ConflictError):
+        hub.tag("oz-a", writing.head(), "A")
+    writing.commit({"index.json": FILES["index.json"]})  # the files of the first commit again
+    with pytest.raises(ConflictError):
+        hub.tag("oz-a", writing.head(), "A")
+    hub.tag("oz-b", None, "B")
+    assert writing.tags == {"oz-a": first, "oz-b": writing.head()}
+    server.fault("status", "*/tag*", method="POST", code=403)
+    with pytest.raises(Forbidden):
+        hub.tag("oz-c", first, "C")
+    server.fault("status", "*/tag", code=200)
+    with pytest.raises(RevisionNotFound):
+        hub.tag("oz-d", first, "D")
+
+
+def test_nothing_is_sent_without_a_token_or_for_a_proposal(
+    server: HubServer, repo: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = open_zoo()
+    for write in (lambda: hub.commit(addition(None)), lambda: hub.tag("oz-a", None, "A")):
+        with pytest.raises(LoginRequired, match="with a token only"):
+            write()
+    with pytest.raises(UsageError):
+        hub.commit(addition(None, propose=True))
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", CANARY)
+    with pytest.raises(UsageError, match="without encryption"):
+        ModelScopeHub("org/zoo", endpoint="http://hub.example").create(private=True)
+    assert not posts(server)
+
+
+def test_files_go_to_another_host_without_the_token(server: HubServer, writing: Repository) -> None:
+    server.lfs_redirect = "cdn"
+    hub = open_zoo()
+    hub.commit(addition(hub.revision))
+    sent = [record for record in server.requests if record.method == "PUT"]
+    assert [(record.host, record.credentials) for record in sent] == [("cdn", False)]
+
+
+@pytest.mark.parametrize("to", ["same", "port", "cdn"])
+@pytest.mark.parametrize("code", [302, 307, 308])
+@pytest.mark.parametrize("path", [COMMIT, "*/objects/batch", "/lfs/*"])
+def test_writing_follows_no_redirect(
+    server: HubServer, writing: Repository, path: str, to: str, code: int
+) -> None:
+    server.fault("redirect", path, to=to, code=code)
+    with pytest.raises(NetworkError):
+        open_zoo().commit(addition(None))
+    assert len(writing.commits) == 1
+    places = {(record.host, "redirected" in record.path) for record in server.requests}
+    assert places == {("origin", False)}

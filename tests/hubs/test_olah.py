@@ -1,75 +1,69 @@
-"""A mirror that others wrote stands between clients and the loopback hub."""
+"""A mirror that others wrote stands between our pull and the loopback hub."""
 
 from __future__ import annotations
 
-import hashlib
+import subprocess
+import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from cli_child import Cli
 from hub_server import HubServer
-from hub_uses import run_client
-from raw_server import needs_olah, olah
 from tiny_artifacts import artifact_files
 
-pytestmark = needs_olah
+from oscar_zoo.engines.sglang.launch.plan import free_port
+
+PROGRAM = Path(sys.prefix) / "olah" / "bin" / "olah-cli"
 ONE = "tiny-qwen3-hard/seq512_prompt2_group64"
-FILES = {"m/t/k.pt": bytes(range(256)) * 4000, "m/t/oscar.json": b"{}", "README.md": b"# card\n"}
-DOWNLOAD = """
-import hashlib, json, pathlib
-from huggingface_hub import snapshot_download
-folder = pathlib.Path(snapshot_download("org/name", revision="oz-m-t"))
-files = [path for path in folder.rglob("*") if path.is_file()]
-hashes = {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
-print(json.dumps({"commit": folder.name, "files": hashes}))
-"""  # noqa: E501
+PULL = ("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", "--json")
 
 
-@pytest.mark.parametrize("redirect", [None, "cdn"])
-def test_a_snapshot_comes_through_the_mirror(tmp_path: Path, redirect: str | None) -> None:
-    with HubServer() as server:
-        server.lfs_redirect = "cdn" if redirect else None
-        repo = server.repository("org/name", files=FILES)
-        repo.move("oz-m-t", repo.head())
-        for folder in ("mirror", "first", "second"):
-            (tmp_path / folder).mkdir()
-        with olah(server, tmp_path / "mirror") as address:
-            environment = server.environment(tmp_path / "first")
-            told = run_client(DOWNLOAD, environment, HF_ENDPOINT=address)
-            hashes = {path: hashlib.sha256(data).hexdigest() for path, data in FILES.items()}
-            assert told == {"commit": repo.head(), "files": hashes}
-            server.clear()
-            again = run_client(
-                DOWNLOAD, server.environment(tmp_path / "second"), HF_ENDPOINT=address
-            )
-            assert again == told
-        fetched = [
-            record.path
-            for record in server.requests
-            if record.method == "GET" and record.path.endswith(".pt")
-        ]
-        assert fetched == [], "the mirror keeps content"
+def start(server: HubServer, folder: Path, place: str) -> subprocess.Popen[str]:
+    """An olah that mirrors `server` at `place` and keeps everything below `folder`."""
+    host, _, port = place.partition(":")
+    options = {
+        "host": host,
+        "port": port,
+        "hf-scheme": "http",
+        "hf-netloc": urlsplit(server.url).netloc,
+        "hf-lfs-netloc": urlsplit(server.cdn_url).netloc,
+        "mirror-scheme": "http",
+        "mirror-netloc": place,
+        "mirror-lfs-netloc": place,
+        "repos-path": str(folder / "repos"),
+        "log-path": str(folder / "logs"),
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    return subprocess.Popen(
+        [str(PROGRAM), *words],
+        cwd=folder,
+        env=server.environment(folder),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
+@pytest.mark.skipif(not PROGRAM.exists(), reason="no olah in sys.prefix/olah")
 def test_our_pull_goes_through_the_mirror(tmp_path: Path) -> None:
-    with HubServer() as server:
-        files = {f"{ONE}/{name}": data for name, data in artifact_files().items()}
-        repo = server.repository("org/zoo", files={**files, "README.md": b"# zoo"})
-        (tmp_path / "mirror").mkdir()
-        with olah(server, tmp_path / "mirror") as address:
+    (tmp_path / "mirror").mkdir()
+    place = f"127.0.0.1:{free_port()}"
+    with HubServer() as server, start(server, tmp_path / "mirror", place) as mirror:
+        try:
+            assert mirror.stdout is not None
+            assert any("running on" in line for line in mirror.stdout)
+            files = {f"{ONE}/{name}": data for name, data in artifact_files().items()}
+            repo = server.repository("org/zoo", files=files)
             cli = Cli(server.environment(tmp_path / "hf"), tmp_path)
-            pulled = cli(
-                "pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", "--json", HF_ENDPOINT=address
-            )
+            pulled = cli(*PULL, HF_ENDPOINT=f"http://{place}")
             assert pulled.code == 0, pulled.err
             row = pulled.json["artifacts"][0]
             assert (row["revision"], row["first_use"]) == (repo.head(), False)
             server.clear()
-            fresh = {"HF_ENDPOINT": address, "OSCAR_ZOO_CACHE": str(tmp_path / "fresh")}
-            assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo", **fresh).code == 0
-        fetched = [
-            record.path
-            for record in server.requests
-            if record.method == "GET" and record.path.endswith(".pt")
-        ]
-        assert fetched == [], "the mirror keeps content"
+            fresh = {"HF_ENDPOINT": f"http://{place}", "OSCAR_ZOO_CACHE": str(tmp_path / "fresh")}
+            assert cli(*PULL, **fresh).code == 0
+            fetched = [seen.path for seen in server.requests if seen.method == "GET"]
+            assert not [path for path in fetched if path.endswith(".pt")]
+        finally:
+            mirror.kill()

@@ -15,8 +15,7 @@ from torch import Tensor
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.evaluate.generate import prefill_log_probabilities
 from oscar_zoo.models.attention import Softmax, attend, attention_scope
-from oscar_zoo.models.config_file import ConfigFile, says_all
-from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.config_file import ConfigFile, geometry_of_folder, says_all
 from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.models.model_source import inspect_model, outline
 

@@ -53,24 +53,15 @@ def test_a_config_behind_a_link_is_read_as_in_the_cache_of_a_hub(tmp_path: Path)
 
 
 def test_yarn_is_recorded(tmp_path: Path) -> None:
-    yarn = {
-        "rope_type": "yarn",
-        "rope_theta": 1e6,
-        "factor": 4.0,
-        "original_max_position_embeddings": 512,
-    }
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    yarn["original_max_position_embeddings"] = 512
     rope = inspect_model(with_config(tmp_path, rope_parameters=yarn)).rope
     assert rope is not None
     assert (rope.type, rope.scaling, rope.factor) == ("yarn", "yarn", 4.0)
 
 
-def test_contradicting_heads_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidModel, match="multiple of num_kv_heads"):
-        inspect_model(with_config(tmp_path, num_attention_heads=5))
-
-
 @pytest.mark.parametrize(
-    ("remove", "error"),
+    ("name", "error"),
     [
         ("config.json", InvalidModel),
         ("model.safetensors", InvalidModel),
@@ -79,21 +70,18 @@ def test_contradicting_heads_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_an_incomplete_folder_is_one_line(
-    tmp_path: Path, remove: str, error: type[OscarZooError]
+    tmp_path: Path, name: str, error: type[OscarZooError]
 ) -> None:
+    """Pickled weights count as none."""
     folder = shutil.copytree(EXAMPLE, tmp_path / "model")
-    shutil.rmtree(folder) if remove == "." else (folder / remove).unlink()
+    if name == ".":
+        shutil.rmtree(folder)
+    else:
+        (folder / name).rename(folder / "pytorch_model.bin")
     with pytest.raises(error) as caught:
         load_model(str(folder))
     assert "\n" not in caught.value.message
     assert caught.value.hint
-
-
-def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
-    folder = shutil.copytree(EXAMPLE, tmp_path / "model")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(InvalidModel, match=r"pytorch_model\.bin"):
-        load_model(str(folder))
 
 
 def test_damaged_and_partial_weights_are_refused(tmp_path: Path) -> None:
@@ -113,15 +101,14 @@ def test_damaged_and_partial_weights_are_refused(tmp_path: Path) -> None:
         load_model(str(folder))
 
 
-def test_weights_of_another_shape_are_one_line(
+def test_what_contradicts_the_configuration_is_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(EXAMPLE, folder)
+    with pytest.raises(InvalidModel, match="multiple of num_kv_heads"):
+        inspect_model(with_config(tmp_path / "heads", num_attention_heads=5))
+    folder = shutil.copytree(EXAMPLE, tmp_path / "model")
     with_config(folder, hidden_size=384)
-    with pytest.raises(
-        InvalidModel, match=r"has shape \[.*256.*\], the configuration wants \[.*384.*\]"
-    ):
+    with pytest.raises(InvalidModel, match=r"has shape \[.*256.*\], .* wants \[.*384.*\]"):
         load_model(str(folder))
     assert capfd.readouterr() == ("", "")
 
@@ -143,10 +130,10 @@ def test_a_configuration_with_values_of_wrong_kinds_is_one_line(tmp_path: Path) 
     }
     for changes in ({name: value} for name, values in wrong.items() for value in values):
         folder = with_config(tmp_path / "model", **changes)
-        with pytest.raises(InvalidModel, match="config"):
-            inspect_model(folder)
-        with pytest.raises(InvalidModel, match="config"):
-            check_served(ModelChoice(folder, "stranger/model", "model", None))
+        choice = ModelChoice(folder, "stranger/model", "model", None)
+        for refused in (lambda: inspect_model(folder), lambda: check_served(choice)):  # noqa: B023
+            with pytest.raises(InvalidModel, match="config"):
+                refused()
 
 
 def test_the_scope_sees_heads_before_repetition_and_changes_no_logit(tmp_path: Path) -> None:

@@ -64,21 +64,11 @@ def test_a_model_that_does_not_fit_is_refused_before_weights_are_read(
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(checkpoint.CheckpointFile, "_parts", read)
-    with pytest.raises(NotEnoughMemory) as refusal:
-        load_model(
-            str(EXAMPLE),
-            device="cpu",
-            stream=False,
-            dtype="float32",
-            free=lambda device: 12_000_000,
-        )
-    assert (
-        refusal.value.message == "tiny-qwen3-hard needs about 0.014 GB on cpu, 0.012 GB are free."
-    )
-    assert (
-        refusal.value.hint
-        == "use --stream-weights, or --dtype bfloat16, or a device with more memory"
-    )
+    free = {"device": "cpu", "free": lambda device: 12_000_000}
+    with pytest.raises(NotEnoughMemory, match=r"about 0\.014 GB on cpu, 0\.012 GB") as refusal:
+        load_model(str(EXAMPLE), stream=False, dtype="float32", **free)  # type: ignore[arg-type]
+    for advice in ("--stream-weights", "--dtype bfloat16"):
+        assert advice in str(refusal.value.hint)
 
 
 def test_one_layer_that_does_not_fit_is_refused_too() -> None:
@@ -108,18 +98,14 @@ def test_what_runs_counts_too() -> None:
     )
 
 
-def test_memory_that_ends_in_the_middle_is_the_same_line() -> None:
-    """A real allocation that no machine grants."""
-    with pytest.raises(
-        NotEnoughMemory, match=r"^big needs about \d{7} GB on cpu, \d+(\.\d)? GB are free\.$"
-    ):
+@pytest.mark.parametrize("said", ["31.50 GiB", None])
+def test_memory_that_ends_in_the_middle_is_the_same_line(said: str | None) -> None:
+    """What torch says of a GPU, and a real allocation that no machine grants."""
+    with pytest.raises(NotEnoughMemory, match=r"^big needs about \d+ GB on cpu, \d+(\.\d)? GB"):
         with memory_errors("big", CPU):
+            if said:
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {said}. GPU 0")
             torch.empty(1 << 52, dtype=torch.uint8)
-    with pytest.raises(NotEnoughMemory, match=r"needs about \d+ GB"):
-        with memory_errors("big", CPU):
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 31.50 GiB. GPU 0 has a total capacity"
-            )
 
 
 def test_other_errors_pass() -> None:

@@ -95,22 +95,19 @@ def test_nobody_looks_offline_or_behind_a_proxy(
 
 def run_alone(endpoint: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command line in a process of its own, which asks the hub at `endpoint` and no proxy."""
+    dropped = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
     kept = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.lower().endswith("_proxy") and k not in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+        name: value
+        for name, value in os.environ.items()
+        if not name.lower().endswith("_proxy") and name not in dropped
     }
-    variables = {
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(folder / "hf"),
-        "PYTHONPATH": str(ROOT),
-    }
+    own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "hf"), "PYTHONPATH": str(ROOT)}
     code = "import sys; from oscar_zoo.cli.main import run; raise SystemExit(run(sys.argv[1:]))"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], env=kept | variables, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, env=kept | own, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_fetched_is_one_line(closed: str, tmp_path: Path) -> None:
     """The client would try six times, with a line for each."""
     pytest.importorskip("datasets", reason="datasets is not installed")

@@ -12,10 +12,9 @@ import pytest
 from architectures import write_config
 
 from oscar_zoo.engines.sglang.refusals import check_config
-from oscar_zoo.errors import InvalidModel, UnsupportedModel
-from oscar_zoo.models.config_file import ConfigFile, describe, says_all
-from oscar_zoo.models.folder_geometry import geometry_of_folder
-from oscar_zoo.models.geometry import installed, reads_layers, written_by_newer
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.models.config_file import ConfigFile, describe, geometry_of_folder, says_all
+from oscar_zoo.models.geometry import installed, reads_layers
 from oscar_zoo.models.model_source import inspect_model
 
 Values = dict[str, Any]
@@ -71,13 +70,3 @@ def test_head_sizes_by_layer_are_refused_where_transformers_replaces_them(tmp_pa
         with pytest.raises(UnsupportedModel, match="as per_layer_config, which") as refusal:
             refused()
         assert "SGLang 0.5.23" in (refusal.value.hint or "")
-
-
-@pytest.mark.skipif(reads_layers(installed() or ""), reason="this transformers reads it")
-def test_a_file_that_only_a_newer_release_reads_names_that_release(tmp_path: Path) -> None:
-    folder = write_config("nemotron_h", tmp_path / "tuned")
-    assert written_by_newer(ConfigFile.of_folder(folder)) is None
-    assert written_by_newer(rewritten(folder, hybrid)) == NEWER
-    with pytest.raises(InvalidModel) as refusal:
-        inspect_model(str(folder))
-    assert refusal.value.hint == f"transformers {NEWER} wrote it: update transformers"

@@ -1,45 +1,30 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
 
-from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import Status
+from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.card import BEGIN, END, is_damaged, update_card
-from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.index import Index, IndexEntry, Summary
 
 HUB = "hf:org/zoo"
 EMPTY = Index.empty()
 
 
-def entry(
-    name: str = "Qwen3-8B/tag",
-    *,
-    license: str | None = "Apache-2.0",  # noqa: A002
-    **more: object,
-) -> IndexEntry:
-    files = [FileDigest("k.pt", "a" * 64, 10)]
-    facts: dict[str, object] = {
-        "model": "Qwen/Qwen3-8B",
-        "summary": Summary(
-            method="oscar", format_version=1, bits_per_element=2.25, license=license
-        ),
-    }
-    return IndexEntry(
-        id=name,
-        digest=artifact_digest(files),
-        files=tuple(PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in files),
-        manifest_sha256=None,
-        **(facts | more),
-    )
+def entry(name: str = "Qwen3-8B/tag", *, license: str | None = "Apache-2.0", **more: Any) -> Any:  # noqa: A002
+    summary = Summary(method="oscar", format_version=1, bits_per_element=2.25, license=license)
+    made = Version.of(ArtifactId.parse(name), {"k.pt": b"0123456789"}).entry()
+    return made.model_copy(update={"model": "Qwen/Qwen3-8B", "summary": summary} | more)
 
 
 def index(*entries: IndexEntry) -> Index:
-    result = Index.empty()
+    result = EMPTY
     for item in entries:
         result = result.with_entry(item)
     return result
@@ -115,10 +100,8 @@ def test_yanked_versions_are_marked_and_never_recommended() -> None:
 
 
 def test_a_card_nobody_edited_is_written_anew() -> None:
-    first, second = (
-        index(entry(license="MIT")),
-        index(entry(license="MIT"), entry("b/tag", model=None, license=None)),
-    )
+    one = entry(license="MIT")
+    first, second = index(one), index(one, entry("b/tag", model=None, license=None))
     card = update_card(None, EMPTY, first, hub=HUB)
     assert b"license: mit" in card
     assert b"license" not in update_card(card, first, second, hub=HUB)
@@ -156,30 +139,21 @@ NASTY = [
 
 @pytest.mark.parametrize("text", NASTY)
 def test_what_a_manifest_says_stays_plain_text(text: str) -> None:
+    score = Score(task=text, value=1.0, unit=text, kv_dtype="int2", reporter="measured", who=text)
     nasty = entry(
         summary=Summary(method=text, license=text),
-        scores=(
-            Score(task=text, value=1.0, unit=text, kv_dtype="int2", reporter="measured", who=text),
-        ),
+        scores=(score,),
         status=Status(state="deprecated", reason=text, replaced_by=text),
     )
-    card = update_card(None, EMPTY, index(nasty, entry("Other/tag", model=None)), hub=HUB)
+    both = index(nasty, entry("Other/tag", model=None))
+    card = update_card(None, EMPTY, both, hub=HUB)
     assert (card.count(BEGIN), card.count(END)) == (1, 1)
-    assert (
-        update_card(b"x" + card, EMPTY, index(nasty, entry("Other/tag", model=None)), hub=HUB)
-        == b"x" + card
-    )
-    rows = re.findall(r"^\| .*$", card.decode(), re.MULTILINE)
-    assert len(rows) == 4
-    tokens = (
-        MarkdownIt("commonmark")
-        .enable("table")
-        .enable("strikethrough")
-        .parse(card.decode().split("---\n", 2)[2])
-    )
+    assert update_card(b"x" + card, EMPTY, both, hub=HUB) == b"x" + card
+    assert len(re.findall(r"^\| .*$", card.decode(), re.MULTILINE)) == 4
+    reader = MarkdownIt("commonmark").enable("table").enable("strikethrough")
+    tokens = reader.parse(card.decode().split("---\n", 2)[2])
     inline = [child for token in tokens for child in token.children or [] if token.type == "inline"]
     assert {child.type for child in inline} <= {"text", "text_special", "code_inline"}
-    assert not re.search(
-        r"(?i)https?://|www\.|(?<!\\)<[a-z]", card.decode().replace("hf:org/zoo", "")
-    )
+    links = r"(?i)https?://|www\.|(?<!\\)<[a-z]"
+    assert not re.search(links, card.decode().replace("hf:org/zoo", ""))
     assert sum(token.type == "td_open" for token in tokens) == 2 * 9

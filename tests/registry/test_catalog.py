@@ -20,8 +20,7 @@ def catalog() -> Catalog:
 @pytest.mark.parametrize("name", ["Qwen3-8B", "qwen3-8b", "Qwen/Qwen3-8B", "QWEN/QWEN3-8b"])
 def test_a_model_is_found_by_name_and_hub_id_in_any_case(catalog: Catalog, name: str) -> None:
     recipe = catalog.recipe(name)
-    assert recipe is not None
-    assert recipe.name == "Qwen3-8B"
+    assert recipe is not None and recipe.name == "Qwen3-8B"
     assert recipe_for(name) == recipe
 
 
@@ -44,15 +43,21 @@ def test_a_near_miss_names_the_model_that_was_meant(
     assert meant in catalog.close_matches(typed)
 
 
-def test_names_with_all_words_come_before_names_with_similar_letters(catalog: Catalog) -> None:
-    assert catalog.close_matches("Qwen3-VL-8B")[0] == "Qwen3-VL-8B-Instruct"
-    assert catalog.close_matches("qwen3.5-9b-instruct")[0] == "Qwen3.5-9B"
-    for typed in ("Llama-3", "meta-llama/llama-3"):
-        assert all(one.startswith("Llama-3") for one in catalog.close_matches(typed))
-    assert catalog.close_matches("coder")[0] == "Qwen3-Coder-480B-A35B-Instruct"
-    assert catalog.close_matches("mymodl", ["MyModel"]) == ("MyModel",)
-    assert catalog.close_matches("zzzzzz") == ()
-    assert catalog.close_matches("") == ()
+@pytest.mark.parametrize(
+    ("typed", "first"),
+    [
+        ("Qwen3-VL-8B", "Qwen3-VL-8B-Instruct"),
+        ("qwen3.5-9b-instruct", "Qwen3.5-9B"),
+        ("coder", "Qwen3-Coder-480B-A35B-Instruct"),
+        ("mymodl", "MyModel"),
+        ("zzzzzz", None),
+        ("", None),
+    ],
+)
+def test_names_with_all_words_come_before_names_with_similar_letters(
+    catalog: Catalog, typed: str, first: str | None
+) -> None:
+    assert next(iter(catalog.close_matches(typed, ["MyModel"])), None) == first
 
 
 def test_names_must_not_collide(catalog: Catalog) -> None:
@@ -124,15 +129,15 @@ def test_a_family_is_named_whole_or_by_its_beginning(
     assert {recipe.family for recipe in catalog.of_family(name)} == families
 
 
-@pytest.mark.parametrize(("name", "meant"), [("gema", "Gemma-3"), ("qwen-3.5", "Qwen3.5")])
-def test_an_unknown_family_brings_near_ones(catalog: Catalog, name: str, meant: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "meant"), [("gema", "Gemma-3"), ("qwen-3.5", "Qwen3.5"), ("", None), ("zzzzzz", None)]
+)
+def test_an_unknown_family_brings_near_ones_or_all(
+    catalog: Catalog, name: str, meant: str | None
+) -> None:
     with pytest.raises(UsageError) as caught:
         catalog.of_family(name)
-    assert name in caught.value.message and meant in caught.value.suggestions
-
-
-@pytest.mark.parametrize("name", ["", "zzzzzz"])
-def test_a_family_like_no_other_brings_all_of_them(catalog: Catalog, name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        catalog.of_family(name)
-    assert all(family in str(caught.value.hint) for family in catalog.families())
+    if meant is not None:
+        assert meant in caught.value.suggestions
+    else:
+        assert all(family in str(caught.value.hint) for family in catalog.families())

@@ -28,11 +28,6 @@ from oscar_zoo.registry.index import Index
 TAG = f"oz-{HARD.model}-{HARD.tag}"
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "_JITTER_SECONDS", 0)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "out", artifact_files())
@@ -55,12 +50,14 @@ def test_one_publish_is_one_commit_and_one_tag_without_a_slash(
     assert (result.tag, hub.tags) == (TAG, {TAG: result.revision})
 
 
+def meanwhile(tmp_path: Path, rival: Path) -> ScriptedHub:
+    """A hub on which somebody publishes `rival` just before the first commit."""
+    root = tmp_path / "hub"
+    return ScriptedHub(root, after(lambda: publish(rival, LocalHub(root, must_exist=False))))
+
+
 def test_another_artifact_published_in_between_is_kept(tmp_path: Path, folder: Path) -> None:
-    other = other_version(tmp_path)
-    hub = ScriptedHub(
-        tmp_path / "hub",
-        after(lambda: publish(other, LocalHub(tmp_path / "hub", must_exist=False))),
-    )
+    hub = meanwhile(tmp_path, other_version(tmp_path))
     assert not publish(folder, hub).already_published
     assert [e.id for e in index_of(hub).artifacts] == ["tiny-qwen3-hard/other", str(HARD)]
     assert index_of(hub).serial == 2
@@ -68,20 +65,13 @@ def test_another_artifact_published_in_between_is_kept(tmp_path: Path, folder: P
 
 
 def test_the_same_version_published_in_between_is_success(tmp_path: Path, folder: Path) -> None:
-    hub = ScriptedHub(
-        tmp_path / "hub",
-        after(lambda: publish(folder, LocalHub(tmp_path / "hub", must_exist=False))),
-    )
+    hub = meanwhile(tmp_path, folder)
     assert publish(folder, hub).already_published
     assert index_of(hub).serial == 1
 
 
 def test_another_version_of_the_id_published_in_between_wins(tmp_path: Path, folder: Path) -> None:
-    rival = write_folder(tmp_path / "rival", artifact_files(seed=1))
-    hub = ScriptedHub(
-        tmp_path / "hub",
-        after(lambda: publish(rival, LocalHub(tmp_path / "hub", must_exist=False))),
-    )
+    hub = meanwhile(tmp_path, write_folder(tmp_path / "rival", artifact_files(seed=1)))
     with pytest.raises(VersionExists):
         publish(folder, hub)
     assert hub.fetch(HARD, K_NAME, limit=1 << 20) == artifact_files(seed=1)[K_NAME]
@@ -90,13 +80,10 @@ def test_another_version_of_the_id_published_in_between_wins(tmp_path: Path, fol
 def test_a_hub_that_never_stands_still_is_given_up(tmp_path: Path, folder: Path) -> None:
     def elsewhere() -> None:
         target = LocalHub(tmp_path / "hub", must_exist=False)
-        target.refresh()
-        target.commit(
-            Change(None, {}, {"index.json": grown(target).to_bytes()}, target.revision, "busy")
-        )
-
-    def grown(target: LocalHub) -> Index:
-        return Index(schema="oscar-zoo.index/1", serial=index_of(target).serial + 1, artifacts=())
+        serial = index_of(target).serial + 1
+        index = Index(schema="oscar-zoo.index/1", serial=serial, artifacts=())
+        root = {"index.json": index.to_bytes()}
+        target.commit(Change(None, {}, root, target.revision, "busy"))
 
     hub = ScriptedHub(tmp_path / "hub", *[after(elsewhere)] * 9)
     with pytest.raises(StaleRevision):
@@ -113,14 +100,11 @@ def test_a_lost_reply_is_found_out_by_reading(tmp_path: Path, folder: Path) -> N
     assert index_of(hub).serial == 1
 
 
-def test_a_lost_request_is_sent_again(tmp_path: Path, folder: Path) -> None:
-    hub = ScriptedHub(tmp_path / "hub", lose_request, lose_request)
+def test_a_lost_request_is_sent_again_but_not_for_ever(tmp_path: Path, folder: Path) -> None:
+    hub = ScriptedHub(tmp_path / "one", lose_request, lose_request)
     assert not publish(folder, hub).already_published
     assert (len(hub.commits), index_of(hub).serial) == (1, 1)
-
-
-def test_requests_that_are_always_lost_end_as_a_network_error(tmp_path: Path, folder: Path) -> None:
-    hub = ScriptedHub(tmp_path / "hub", *[lose_request] * 9)
+    hub = ScriptedHub(tmp_path / "two", *[lose_request] * 9)
     with pytest.raises(HubUnreachable):
         publish(folder, hub)
     assert len(hub.events) == 9 - changes.ATTEMPTS
@@ -175,8 +159,7 @@ def test_a_hub_that_stores_other_bytes_is_caught(tmp_path: Path, folder: Path) -
 
 
 @pytest.mark.parametrize(
-    "refusal",
-    [Forbidden.for_hub("Hugging Face org/zoo", "tagging"), HubUnreachable.for_hub("x", "reset")],
+    "refusal", [Forbidden.for_hub("org/zoo", "tagging"), HubUnreachable.for_hub("x", "reset")]
 )
 def test_a_tag_that_fails_is_a_warning_and_repaired_by_publishing_again(
     tmp_path: Path, folder: Path, refusal: Exception
@@ -187,12 +170,8 @@ def test_a_tag_that_fails_is_a_warning_and_repaired_by_publishing_again(
     assert result.tag is None and TAG in result.warnings[0] and "again" in result.warnings[0]
     hub.refuse_tag = None
     again = publish(folder, hub)
-    assert (again.already_published, again.tag, again.warnings, list(hub.tags)) == (
-        True,
-        TAG,
-        (),
-        [TAG],
-    )
+    assert again.already_published and again.warnings == ()
+    assert again.tag == TAG and list(hub.tags) == [TAG]
 
 
 def test_a_tag_of_an_earlier_commit_with_the_same_content_is_right(

@@ -8,28 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import HubLocation, Status
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, UsageError
-from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.hubs.base import MAX_ROOT_BYTES
-from oscar_zoo.registry.index import SCHEMA, Index, IndexEntry
+from oscar_zoo.registry.index import SCHEMA, Index
 
 
-def entry(
-    name: str = "Qwen3-8B/tag", *, model: str | None = "Qwen/Qwen3-8B", **more: Any
-) -> IndexEntry:
-    files = [FileDigest("k.pt", "a" * 64, 10), FileDigest("v.pt", "b" * 64, 20)]
-    return IndexEntry(
-        id=name,
-        digest=artifact_digest(files),
-        files=tuple(PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in files),
-        manifest_sha256="c" * 64,
-        model=model,
-        **more,
-    )
+def entry(name: str = "Qwen3-8B/tag", *, model: str | None = "Qwen/Qwen3-8B", **more: Any) -> Any:
+    made = Version.of(ArtifactId.parse(name), {"k.pt": b"keys", "v.pt": b"values"}).entry()
+    return made.model_copy(update={"manifest_sha256": "c" * 64, "model": model, **more})
 
 
 def test_an_index_comes_back_from_its_bytes() -> None:
@@ -127,13 +117,13 @@ def test_what_breaks_a_rule_is_refused(change: Callable[[dict[str, Any]], object
 
 @pytest.mark.parametrize("schema", ["oscar-zoo.index/2", "oscar-zoo.manifest/1", None, 1])
 def test_an_index_of_another_version_says_to_upgrade(schema: object) -> None:
-    with pytest.raises(MalformedFile, match="schema") as caught:
-        Index.from_bytes(
-            changed(lambda value: value.update(schema=schema)), what="index.json of file:/zoo"
-        )
-    assert caught.value.reason == "index.version"
-    assert "file:/zoo" in caught.value.message
-    assert "upgrade" in (caught.value.hint or "") or "-U" in (caught.value.hint or "")
+    data = changed(lambda value: value.update(schema=schema))
+    with pytest.raises(MalformedFile, match="file:/zoo") as caught:
+        Index.from_bytes(data, what="index.json of file:/zoo")
+    assert caught.value.reason == "index.version" and "-U" in (caught.value.hint or "")
+
+
+HEAD = '{"schema": "oscar-zoo.index/1", "artifacts": [], "serial": '
 
 
 @pytest.mark.parametrize(
@@ -142,14 +132,8 @@ def test_an_index_of_another_version_says_to_upgrade(schema: object) -> None:
         (b"", "json.syntax"),
         (b"[]", "index.schema"),
         (b"\xef\xbb\xbf{}", "json.encoding"),
-        (
-            b'{"schema": "oscar-zoo.index/1", "serial": 1, "serial": 2, "artifacts": []}',
-            "json.duplicate_key",
-        ),
-        (
-            b'{"schema": "oscar-zoo.index/1", "serial": 9007199254740992, "artifacts": []}',
-            "json.number",
-        ),
+        (f'{HEAD} 1, "serial": 2}}'.encode(), "json.duplicate_key"),
+        (f"{HEAD} 9007199254740992}}".encode(), "json.number"),
         (b"<!doctype html>", "json.syntax"),
         (b" " * (MAX_ROOT_BYTES + 1), "json.size"),
     ],

@@ -11,18 +11,10 @@ import pytest
 from hub_uses import HARD, hub_with, pull
 from tiny_artifacts import K_NAME, ZOO, payload
 
-from oscar_zoo.artifact.files import file_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import exit_code
 from oscar_zoo.errors import DigestMismatchError, MalformedFile
-from oscar_zoo.registry.catalog import (
-    Catalog,
-    KnownDigest,
-    KnownDigests,
-    PayloadFile,
-    Seen,
-    packaged_digests,
-)
+from oscar_zoo.registry.catalog import Catalog, KnownDigest, KnownDigests, Seen, packaged_digests
 from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.store import Store
@@ -33,13 +25,9 @@ KNOWN = packaged_digests().artifacts
 
 def seen(files: dict[str, bytes]) -> KnownDigest:
     """`files` as somebody saw them."""
-    digests = sorted(file_digest(name, data) for name, data in files.items())
-    return KnownDigest(
-        id=str(HARD),
-        digest=Version.of(HARD, files).digest,
-        files=tuple(PayloadFile(path=d.path, sha256=d.sha256, size=d.size) for d in digests),
-        seen=Seen(repository="org/name", branch="main", commit="a" * 40, path="rotations"),
-    )
+    entry = Version.of(HARD, files).entry()
+    place = Seen(repository="org/name", branch="main", commit="a" * 40, path="rotations")
+    return KnownDigest(id=entry.id, digest=entry.digest, files=entry.files, seen=place)
 
 
 def catalog(files: dict[str, bytes]) -> Catalog:
@@ -89,23 +77,22 @@ def test_bytes_that_were_seen_are_no_first_use(tmp_path: Path) -> None:
 
 def test_a_wrong_byte_is_exit_code_4_with_both_digests_and_the_source(tmp_path: Path) -> None:
     files = payload()
-    wrong = files[K_NAME][:-1] + bytes([files[K_NAME][-1] ^ 1])
-    hub, store = hub_with(tmp_path / "hub", {**files, K_NAME: wrong}), Store(tmp_path / "cache")
+    wrong = {**files, K_NAME: files[K_NAME][:-1] + bytes([files[K_NAME][-1] ^ 1])}
+    hub, store = hub_with(tmp_path / "hub", wrong), Store(tmp_path / "cache")
     with pytest.raises(DigestMismatchError, match=r"seen in org/name") as caught:
         pull(HARD.reference, hub, store, catalog=catalog(files))
     assert exit_code(caught.value) == 4 and not store.installed()
     assert seen(files).digest in caught.value.message
-    assert Version.of(HARD, {**files, K_NAME: wrong}).digest in caught.value.message
+    assert Version.of(HARD, wrong).digest in caught.value.message
     assert "--accept-new-digest" in (caught.value.hint or "")
 
 
 def test_a_promise_of_the_past_can_be_given_up(tmp_path: Path) -> None:
-    files = payload(seed=1)
+    files, known = payload(seed=1), catalog(payload())
     hub, store = hub_with(tmp_path / "hub", files), Store(tmp_path / "cache")
     with pytest.raises(DigestMismatchError):
-        pull(HARD.reference, hub, store, catalog=catalog(payload()))
-    trust = Trust(accept_new=True)
-    taken = pull(HARD.reference, hub, store, catalog=catalog(payload()), trust=trust)
+        pull(HARD.reference, hub, store, catalog=known)
+    taken = pull(HARD.reference, hub, store, catalog=known, trust=Trust(accept_new=True))
     assert taken.artifact.record.digest == Version.of(HARD, files).digest
 
 

@@ -13,13 +13,13 @@ from hub_uses import HARD, publish, pull
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.registry.fetch import PullResult
-from oscar_zoo.registry.hubs.huggingface import open_huggingface
+from oscar_zoo.registry.hubs.huggingface import HuggingFaceHub
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.known_names import locked_warnings, status_warnings
 from oscar_zoo.registry.pins import LOCK_NAME, PinFile
-from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
+from oscar_zoo.site.status import set_status
 
 SENTENCE = f"{HARD.reference} is yanked: wrong data; use tiny-qwen3-hard:better"
 
@@ -27,12 +27,15 @@ SENTENCE = f"{HARD.reference} is yanked: wrong data; use tiny-qwen3-hard:better"
 @pytest.fixture
 def hub(tmp_path: Path) -> LocalHub:
     hub = LocalHub(tmp_path / "hub", must_exist=False)
-    publish(write_folder(tmp_path / "made", artifact_files()), hub, allow_warnings=True)
-    other = write_folder(
-        tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/better", seed=1)
-    )
-    publish(other, hub, allow_warnings=True)
+    better = artifact_files(artifact="tiny-qwen3-hard/better", seed=1)
+    for name, files in (("made", artifact_files()), ("other", better)):
+        publish(write_folder(tmp_path / name, files), hub, allow_warnings=True)
     return hub
+
+
+def yank(hub: LocalHub) -> None:
+    better = "tiny-qwen3-hard:better"
+    set_status(hub, HARD.reference, "yanked", reason="wrong data", replaced_by=better)
 
 
 def pulled(hub: LocalHub, tmp_path: Path, *, cache: str = "cache", **options: bool) -> PullResult:
@@ -42,9 +45,7 @@ def pulled(hub: LocalHub, tmp_path: Path, *, cache: str = "cache", **options: bo
 
 def test_a_stored_or_locked_version_says_that_it_was_yanked(hub: LocalHub, tmp_path: Path) -> None:
     assert pulled(hub, tmp_path).warnings == ()
-    set_status(
-        hub, HARD.reference, "yanked", reason="wrong data", replaced_by="tiny-qwen3-hard:better"
-    )
+    yank(hub)
     for options in ({}, {"offline": True}, {"prefer_installed": True}, {"cache": "fresh"}):
         assert pulled(hub, tmp_path, **options).warnings == (SENTENCE,)  # type: ignore[arg-type]
     set_status(hub, HARD.reference, "deprecated", reason="old")
@@ -77,22 +78,17 @@ def test_a_remote_hub_is_asked_once_a_day_and_remembered(
     hub: LocalHub, tmp_path: Path, server: HubServer
 ) -> None:
     def files() -> dict[str, bytes]:
-        return {
-            p.relative_to(hub.root).as_posix(): p.read_bytes()
-            for p in hub.root.rglob("*")
-            if p.is_file()
-        }
+        paths = [path for path in hub.root.rglob("*") if path.is_file()]
+        return {path.relative_to(hub.root).as_posix(): path.read_bytes() for path in paths}
 
     def again(**options: bool) -> PullResult:
-        remote = open_huggingface("org/zoo")
+        remote = HuggingFaceHub("org/zoo")
         trust = Trust(lock=PinFile(tmp_path / "oscar-zoo.lock"))
         return pull(HARD.reference, remote, Store(), trust=trust, **options)
 
     repo = server.repository("org/zoo", files=files())
     assert again().warnings == ()
-    set_status(
-        hub, HARD.reference, "yanked", reason="wrong data", replaced_by="tiny-qwen3-hard:better"
-    )
+    yank(hub)
     repo.commit(files())
     server.clear()
     assert again().warnings == () and server.requests == []  # a day has not passed

@@ -19,8 +19,7 @@ from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.errors import ArtifactSignatureError
 from oscar_zoo.registry.hubs.address import open_hub
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.signatures import SignatureWish, sign
-from oscar_zoo.registry.signing_key import SigningKey
+from oscar_zoo.registry.signatures import SignatureWish, SigningKey, sign
 from oscar_zoo.registry.store import Store
 
 HUB = "hf:org/zoo"
@@ -78,20 +77,16 @@ def commit_requests(server: HubServer) -> list[int | None]:
 def test_a_publish_is_one_commit_with_everything_and_a_tag_on_it(
     server: HubServer, publisher: Publisher, folder: str
 ) -> None:
-    repo = server.repository(
-        "org/zoo", files={"README.md": b"# Ours\n", "Other/tag/k.pt": b"theirs"}
-    )
+    theirs = {"README.md": b"# Ours\n", "Other/tag/k.pt": b"theirs"}
+    repo = server.repository("org/zoo", files=theirs)
     before = repo.head()
     done = publisher.do("publish", folder=folder, hub=HUB)
     assert (done["already_published"], done["tag"], done["warnings"]) == (False, TAG, [])
-    assert [c.oid for c in repo.commits] == [before, done["revision"]] and repo.tags == {
-        TAG: done["revision"]
-    }
-    assert commit_requests(server) == [200]
+    assert [c.oid for c in repo.commits] == [before, done["revision"]]
+    assert repo.tags == {TAG: done["revision"]} and commit_requests(server) == [200]
     files = repo.files()
-    assert {path: data for path, data in files.items() if path.startswith(f"{HARD}/")} == {
-        f"{HARD}/{name}": data for name, data in artifact_files().items()
-    }
+    own = {path: data for path, data in files.items() if path.startswith(f"{HARD}/")}
+    assert own == {f"{HARD}/{name}": data for name, data in artifact_files().items()}
     entry = index_of(repo).entry(HARD)
     assert entry is not None and entry.digest == done["digest"]
     assert files["README.md"].startswith(b"# Ours\n") and HARD.tag.encode() in files["README.md"]
@@ -132,7 +127,8 @@ def test_a_commit_of_somebody_else_in_between_is_kept(
 ) -> None:
     repo = server.repository("org/zoo")
     server.fault(
-        "second_writer",
+        "move",
+        "*/commit/*",
         times=1,
         call=lambda: repo.commit({"notes.txt": b"mine", "README.md": b"# New\n"}),
     )
@@ -167,32 +163,32 @@ def test_without_the_right_to_write_nothing_is_written(
 def test_a_mirror_on_the_other_hub_has_the_same_digests(
     server: HubServer, publisher: Publisher, folder: str, tmp_path: Path
 ) -> None:
-    other = str(
-        write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other", seed=1))
-    )
-    repo = server.repository(
-        "org/zoo", files={f"Bare/tag/{name}": data for name, data in payload(seed=2).items()}
-    )
+    def mirror(source: str, target: str, *names: str, **options: bool) -> Any:
+        return publisher.do("mirror", source=source, target=target, names=names, **options)
+
+    def versions(repo: Repository, of: str = "") -> dict[str, bytes]:
+        files = repo.files().items()
+        return {path: data for path, data in files if path.count("/") == 2 and path.startswith(of)}
+
+    files = artifact_files(artifact="tiny-qwen3-hard/other", seed=1)
+    other = str(write_folder(tmp_path / "other", files))
+    bare = {f"Bare/tag/{name}": data for name, data in payload(seed=2).items()}
+    repo = server.repository("org/zoo", files=bare)
     for source in (folder, other):
         publisher.do("publish", folder=source, hub=HUB)
     names = {"Bare/tag", "tiny-qwen3-hard/other", str(HARD)}
-    done = publisher.do("mirror", source=HUB, target="ms:org/copy", names=[], create=True)
+    done = mirror(HUB, "ms:org/copy", create=True)
     assert done == dict.fromkeys(names, "copied")
     copy = server.repository("org/copy", "ms")
-    versions = [{p: d for p, d in r.files().items() if p.count("/") == 2} for r in (repo, copy)]
-    assert versions[0] == versions[1] and len(versions[0]) == 8
+    assert versions(repo) == versions(copy) and len(versions(copy)) == 8
     assert set(copy.tags) == {"oz-Bare-tag", "oz-tiny-qwen3-hard-other", TAG}
     place = [entry.hubs["hf"] for entry in index_of(copy).artifacts]
     assert {(p.repo, p.revision) for p in place} == {("org/zoo", repo.head())}
     commits = len(copy.commits)
-    again = publisher.do("mirror", source=HUB, target="ms:org/copy", names=[])
-    assert (again, len(copy.commits)) == (dict.fromkeys(names, "already there"), commits)
-    back = publisher.do(
-        "mirror", source="ms:org/copy", target="hf:org/back", names=["Bare"], create=True
-    )
-    assert back == {"Bare/tag": "copied"}
-    bare = {p: d for p, d in server.repository("org/back").files().items() if p.startswith("Bare/")}
-    assert bare == {p: d for p, d in repo.files().items() if p.startswith("Bare/")}
+    assert mirror(HUB, "ms:org/copy") == dict.fromkeys(names, "already there")
+    assert len(copy.commits) == commits
+    assert mirror("ms:org/copy", "hf:org/back", "Bare", create=True) == {"Bare/tag": "copied"}
+    assert versions(server.repository("org/back"), "Bare/") == versions(repo, "Bare/")
 
 
 def test_modelscope_takes_a_version_once_even_when_the_reply_is_lost(

@@ -8,9 +8,8 @@ import pytest
 from hub_uses import put_version
 from tiny_artifacts import artifact_files
 
-from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status
-from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import (
     AmbiguousName,
     ArtifactNotFound,
@@ -18,12 +17,13 @@ from oscar_zoo.errors import (
     InvalidName,
     MalformedFile,
 )
-from oscar_zoo.registry.catalog import Catalog, PayloadFile
+from oscar_zoo.registry.asking import first_answer
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.hubs.base import INDEX_NAME, Hub
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index, IndexEntry
-from oscar_zoo.registry.resolve import find, first_answer
-from oscar_zoo.registry.view import HubView, ResolvedArtifact
+from oscar_zoo.registry.view import HubView, ResolvedArtifact, find
 
 HARD = "tiny-qwen3-hard/seq512_prompt2_group64"
 PAIR = {"k.pt": b"keys", "v.pt": b"values"}
@@ -100,13 +100,10 @@ def test_a_digest_prefix_selects_and_must_match(hub: LocalHub) -> None:
 
 
 def test_an_unknown_name_brings_close_matches(hub: LocalHub) -> None:
-    with pytest.raises(ArtifactNotFound) as caught:
-        resolve("qwen3-7b", hub)
-    assert "'qwen3-7b'" in caught.value.message
-    assert "Qwen3-8B" in (caught.value.hint or "")
-    with pytest.raises(ArtifactNotFound) as caught:
-        resolve("custm", hub)
-    assert "Custom" in (caught.value.hint or "")
+    for name, meant in (("qwen3-7b", "Qwen3-8B"), ("custm", "Custom")):
+        with pytest.raises(ArtifactNotFound) as caught:
+            resolve(name, hub)
+        assert name in caught.value.message and meant in (caught.value.hint or "")
 
 
 def test_close_matches_survive_hubs_that_cannot_be_reached(hub: LocalHub, tmp_path: Path) -> None:
@@ -121,16 +118,12 @@ def test_close_matches_survive_hubs_that_cannot_be_reached(hub: LocalHub, tmp_pa
         ("qwen3-7b", (gone,), "Qwen3-8B"),
         ("qwen3-7b:tag", (gone, gone), "Qwen3-8B"),
         ("custm", (hub, gone), "Custom"),
+        ("Qwen3-32B", (hub, gone), ""),
     ):
         with pytest.raises(HubUnreachable) as caught:
             first_answer(hubs, partial(ask, name=name), name=name)
-        assert (caught.value.hint or "").startswith("did you mean ") and word in (
-            caught.value.hint or ""
-        )
-        assert "oscar-zoo list --installed" in (caught.value.hint or "")
-    with pytest.raises(HubUnreachable) as caught:
-        first_answer((hub, gone), partial(ask, name="Qwen3-32B"), name="Qwen3-32B")
-    assert "did you mean" not in (caught.value.hint or "")
+        hint = caught.value.hint or ""
+        assert word in hint and ("did you mean" in hint) == bool(word)
 
 
 def test_another_organisations_model_is_not_taken_for_a_known_one(hub: LocalHub) -> None:
@@ -175,58 +168,41 @@ def status(state: str, *, aliases: tuple[str, ...] = ()) -> Catalog:
 
 def test_a_withdrawn_version_needs_its_digest(hub: LocalHub) -> None:
     catalog = status("yanked")
-    for name in ("tiny-qwen3-hard", HARD, "tiny-qwen3-hard:seq512_prompt2_group64"):
+    reference = HARD.replace("/", ":")
+    for name in ("tiny-qwen3-hard", HARD, reference):
         with pytest.raises(ArtifactNotFound, match="is yanked: a bad fit") as caught:
             resolve(name, hub, catalog)
         assert "sha256:" in (caught.value.hint or "")
     digest = catalog.manifests()[0].digest
     found = resolve(f"tiny-qwen3-hard@{digest}", hub, catalog)
-    assert found.warnings == (f"{HARD.replace('/', ':')} is yanked: a bad fit",)
+    assert found.warnings == (f"{reference} is yanked: a bad fit",)
     assert found.expected_digest == digest
-
-
-def test_a_deprecated_version_is_found_with_a_warning(hub: LocalHub) -> None:
-    assert resolve("tiny-qwen3-hard", hub, status("deprecated")).warnings == (
-        f"{HARD.replace('/', ':')} is deprecated: a bad fit",
-    )
+    told = resolve("tiny-qwen3-hard", hub, status("deprecated")).warnings
+    assert told == (f"{reference} is deprecated: a bad fit",)
     assert resolve("tiny-qwen3-hard", hub, status("active")).warnings == ()
 
 
 def test_the_one_active_version_is_taken_before_deprecated_ones(tmp_path: Path) -> None:
-    hub = LocalHub(tmp_path / "hub", must_exist=False)
-    index = Index.empty()
-    for tag, state in (
-        ("old", "deprecated"),
-        ("seq20000_prompt83_group128", "deprecated"),
-        ("new", "active"),
-        ("bad", "yanked"),
-    ):
+    hub, default = LocalHub(tmp_path / "hub", must_exist=False), "seq20000_prompt83_group128"
+    tags = {"old": "deprecated", default: "deprecated", "new": "active", "bad": "yanked"}
+    for tag in tags:
         put_version(hub, f"Qwen3-8B/{tag}", PAIR)
-        index = index.with_entry(listed(f"Qwen3-8B/{tag}", state))
-    (hub.root / INDEX_NAME).write_bytes(index.to_bytes())
-    hub.refresh()
-    assert resolve("Qwen3-8B", hub).id.tag == "new"
-    index = index.with_entry(listed("Qwen3-8B/new", "yanked"))
-    (hub.root / INDEX_NAME).write_bytes(index.to_bytes())
-    hub.refresh()
-    assert resolve("Qwen3-8B", hub).id.tag == "seq20000_prompt83_group128"  # the default
-    index = index.with_entry(listed("Qwen3-8B/seq20000_prompt83_group128", "yanked"))
-    (hub.root / INDEX_NAME).write_bytes(index.to_bytes())
-    hub.refresh()
-    assert resolve("Qwen3-8B", hub).id.tag == "old"
+    for meant in ("new", default, "old"):
+        index = Index.empty()
+        for tag, state in tags.items():
+            index = index.with_entry(listed(f"Qwen3-8B/{tag}", state))
+        (hub.root / INDEX_NAME).write_bytes(index.to_bytes())
+        hub.refresh()
+        assert resolve("Qwen3-8B", hub).id.tag == meant
+        tags[meant] = "yanked"
 
 
 def listed(artifact: str, state: str) -> IndexEntry:
     """The entry of an index for `PAIR` as `artifact`."""
-    digests = sorted(file_digest(name, data) for name, data in PAIR.items())
-    return IndexEntry(
-        id=artifact,
-        digest=artifact_digest(digests),
-        files=tuple(PayloadFile(path=d.path, sha256=d.sha256, size=d.size) for d in digests),
-        manifest_sha256=None,
-        model="Qwen/Qwen3-8B",
-        status=Status(state=state, reason=None if state == "active" else "a bad fit"),  # type: ignore[arg-type]
-    )
+    reason = None if state == "active" else "a bad fit"
+    status = Status(state=state, reason=reason)  # type: ignore[arg-type]
+    entry = Version.of(ArtifactId.parse(artifact), PAIR).entry()
+    return entry.model_copy(update={"status": status, "model": "Qwen/Qwen3-8B"})
 
 
 def test_a_manifest_of_another_artifact_is_refused(tmp_path: Path) -> None:

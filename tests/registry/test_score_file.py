@@ -1,4 +1,6 @@
-"""Score files: one form, closed, and a measured score says what a person needs to repeat it."""
+"""Score files: one form, closed, and a measured score says what a person needs to repeat it.
+
+Merged, whatever was claimed once stays, in the order in which it was claimed."""
 
 from __future__ import annotations
 
@@ -8,22 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from measured_artifacts import DIGEST, gpqa, measured
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile
-from oscar_zoo.registry.score_file import SCHEMA, ScoreFile, binomial_error
+from oscar_zoo.registry.score_file import SCHEMA, ScoreFile, binomial_error, joined, key, merged
 
-LATER = {
-    "thinking",
-    "hardware",
-    "tokens",
-    "responses_sha256",
-    "calibrated_on",
-    "values",
-    "paired",
-}
+LATER = set("thinking hardware tokens responses_sha256 calibrated_on values paired".split())
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -50,38 +46,34 @@ def test_keys_that_older_readers_refuse_are_written_only_where_they_say_somethin
     assert full.keys() & LATER == LATER - {"responses_sha256", "calibrated_on"}
 
 
+def score_with(**changes: Any) -> Change:
+    return lambda value: value["scores"][0].update(changes)
+
+
+def baseline_with(**changes: Any) -> Change:
+    return lambda value: value["scores"][0]["baseline"].update(changes)
+
+
 BAD: dict[str, tuple[Change, str]] = {
     "unknown key": (lambda v: v.update(extra=1), "extra"),
-    "unknown key of a score": (lambda v: v["scores"][0].update(extra=1), "extra"),
+    "unknown key of a score": (score_with(extra=1), "extra"),
     "no scores": (lambda v: v.update(scores=[]), "at least 1"),
     "no tag": (lambda v: v.update(artifact="Qwen3-8B"), "not an artifact id\\.$"),
     "twice": (lambda v: v["scores"].append(v["scores"][0]), "there twice"),
-    "other bytes": (
-        lambda v: v["scores"][0].update(artifact_digest="sha256:" + "b" * 64),
-        "measured with sha256:bbb",
-    ),
-    "no digest": (lambda v: v["scores"][0].update(artifact_digest=None), "needs artifact_digest"),
-    "nothing to repeat it with": (
-        lambda v: v["scores"][0].update(harness=None, exhausted_rate=None),
+    "other bytes": (score_with(artifact_digest="sha256:" + "b" * 64), "measured with sha256:bbb"),
+    "no digest": (score_with(artifact_digest=None), "needs artifact_digest"),
+    "no harness": (
+        score_with(harness=None, exhausted_rate=None),
         "needs harness, exhausted_rate",
     ),
-    "baseline that cannot be repeated": (
-        lambda v: v["scores"][0]["baseline"].update(engine=None),
-        "its baseline: a measured score needs engine",
-    ),
-    "seeds": (lambda v: v["scores"][0].update(seeds=[0]), "1 seeds of 2 repeats"),
-    "values": (lambda v: v["scores"][0].update(values=[1.0]), "1 values of 2 repeats"),
-    "more than all": (lambda v: v["scores"][0].update(value=101.0), "101 percent"),
-    "negative error": (lambda v: v["scores"][0].update(stderr=-1.0), "standard error is -1"),
-    "paired with nothing": (lambda v: v["scores"][0].update(baseline=None), "not there"),
-    "baseline of another task": (
-        lambda v: v["scores"][0]["baseline"].update(task="aime25"),
-        "something else",
-    ),
-    "baseline with INT2": (
-        lambda v: v["scores"][0]["baseline"].update(kv_dtype="int2"),
-        "cache of int2",
-    ),
+    "baseline without engine": (baseline_with(engine=None), "a measured score needs engine"),
+    "seeds": (score_with(seeds=[0]), "1 seeds of 2 repeats"),
+    "values": (score_with(values=[1.0]), "1 values of 2 repeats"),
+    "more than all": (score_with(value=101.0), "101 percent"),
+    "negative error": (score_with(stderr=-1.0), "standard error is -1"),
+    "paired with nothing": (score_with(baseline=None), "not there"),
+    "baseline of another task": (baseline_with(task="aime25"), "something else"),
+    "baseline with INT2": (baseline_with(kv_dtype="int2"), "cache of int2"),
     "interval": (lambda v: v["scores"][0]["paired"].update(lower95=2.0), "above upper95"),
 }
 
@@ -124,3 +116,72 @@ def test_forced_answers_need_no_sampling() -> None:
 def test_upstream_may_leave_out_what_it_did_not_say() -> None:
     said = Score(task="gpqa_diamond", value=67.17, kv_dtype="int2", reporter="upstream")
     assert file(said).scores == (said,)
+
+
+UPSTREAM = Score(
+    task="gpqa_diamond", value=55.56, kv_dtype="int2", reporter="upstream", source="its card"
+)
+
+
+def test_another_value_takes_the_place_and_the_earlier_one_stays_in_the_history() -> None:
+    again = gpqa(value=57.0, date="2026-12-01", dataset_revision="b" * 40)
+    (score,) = merged((measured(),), (again,))
+    (earlier,) = score.history
+    assert score.model_copy(update={"history": ()}) == again
+    assert (earlier.value, earlier.date) == (55.0, "2026-11-20")
+    for part in ("lm-evaluation-harness 0.4.9", "± 2.5", "n 198", "2 runs", "sha256:dddd"):
+        assert part in earlier.source
+    (third,) = merged((score,), (gpqa(value=58.0),))
+    assert [entry.value for entry in third.history] == [55.0, 57.0]
+
+
+def test_the_same_claim_is_no_change() -> None:
+    there = (measured(), UPSTREAM)
+    rerun = measured().model_copy(update={"date": "2027-01-01"})
+    assert merged(there, (rerun, UPSTREAM)) == there
+    assert merged(tuple(reversed(there)), ()) == tuple(reversed(there)), "not even the order"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "aime25"},
+        {"metric": "exact_match"},
+        {"kv_dtype": "fp8"},
+        {"recipe_changes": {"clip": "0.9,0.9"}},
+        {"reporter": "third_party"},
+        {"who": "somebody"},
+    ],
+)
+def test_claims_about_other_things_or_by_others_stand_side_by_side(
+    change: dict[str, object],
+) -> None:
+    found = merged((gpqa(),), (gpqa(value=50.0).model_copy(update=change),))
+    assert len(found) == 2 and all(not score.history for score in found)
+
+
+def test_what_was_measured_comes_first_and_upstream_last() -> None:
+    other = UPSTREAM.model_copy(update={"reporter": "third_party"})
+    assert [s.reporter for s in merged((UPSTREAM,), (other, gpqa()))] == [
+        "measured",
+        "third_party",
+        "upstream",
+    ]
+
+
+@given(st.lists(st.sampled_from([50.0, 51.0, 52.0]), min_size=1, max_size=8))
+def test_no_value_is_ever_lost(values: list[float]) -> None:
+    scores: tuple[Score, ...] = ()
+    for value in values:
+        before = scores[0].history if scores else ()
+        scores = merged(scores, (gpqa(value=value),))
+        assert scores[0].history[: len(before)] == before, "history only grows at its end"
+    distinct = [v for i, v in enumerate(values) if i == 0 or v != values[i - 1]]
+    assert [*(entry.value for entry in scores[0].history), scores[0].value] == distinct
+
+
+def test_two_sources_are_joined_and_the_first_one_wins() -> None:
+    changed = UPSTREAM.model_copy(update={"value": 1.0})
+    assert joined((gpqa(),), (UPSTREAM,)) == (gpqa(), UPSTREAM)
+    assert joined((UPSTREAM,), (changed, gpqa())) == (gpqa(), UPSTREAM)
+    assert len({key(score) for score in (gpqa(), UPSTREAM, changed)}) == 2

@@ -23,9 +23,9 @@ from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.mirror import copy_all
 from oscar_zoo.registry.pins import PinFile
-from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store, export
 from oscar_zoo.registry.trust import Trust
+from oscar_zoo.site.status import set_status
 
 CLIP = Clip(k=0.96, v=0.92)
 FOUR_K = Widths.uniform(4, k=4, v=2, clip=CLIP)
@@ -51,27 +51,22 @@ def test_both_widths_of_one_fit_are_published_and_pulled_side_by_side(
     hub: LocalHub, tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "store")
-    plain, mixed = (pull(name_of(name), hub, store).artifact for name in (TWO_BITS, MIXED))
-    assert plain.record.digest != mixed.record.digest
-    assert {one.digest for one in store.installed()} == {plain.record.digest, mixed.record.digest}
+    plain, mixed = (pull(name_of(name), hub, store).artifact.record for name in (TWO_BITS, MIXED))
+    digests = {TWO_BITS: plain.digest, MIXED: mixed.digest}
+    assert plain.digest != mixed.digest
+    assert {str(one.id): one.digest for one in store.installed()} == digests
     index = Index.from_bytes(hub.root_file("index.json") or b"")
-    assert {str(entry.id): entry.digest for entry in index.artifacts} == {
-        TWO_BITS: plain.record.digest,
-        MIXED: mixed.record.digest,
-    }
-    by_digest = pull(f"tiny@{mixed.record.digest}", hub, store).artifact
-    assert by_digest.record.id == mixed.record.id
-    known = PinFile.known().read()
-    assert len({pin.digest for pin in known.artifacts}) == 2
+    assert {str(entry.id): entry.digest for entry in index.artifacts} == digests
+    assert pull(f"tiny@{mixed.digest}", hub, store).artifact.record.id == mixed.id
+    assert {pin.digest for pin in PinFile.known().read().artifacts} == set(digests.values())
 
 
 def test_a_server_reads_the_recipe_of_its_own_artifact(hub: LocalHub, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    served = []
-    for name in (TWO_BITS, MIXED):
-        place = export(pull(name_of(name), hub, store).artifact, tmp_path / "out")
-        served.append(load(ArtifactSource(folder=str(place))))
-    plain, mixed = served
+    plain, mixed = (
+        load(ArtifactSource(folder=str(export(pull(name_of(name), hub, store).artifact, tmp_path))))
+        for name in (TWO_BITS, MIXED)
+    )
     assert (plain.recipe.bits.k, plain.recipe.bits.v) == ((2,), (2,))
     assert (mixed.recipe.bits.k, mixed.recipe.bits.v) == ((4,) * 4, (2,) * 4)
     assert (mixed.recipe.k_clip, mixed.recipe.v_clip) == ((0.0,) * 4, (0.92,) * 4)
@@ -105,16 +100,6 @@ def test_a_lock_pins_the_widths(hub: LocalHub, tmp_path: Path) -> None:
     assert again.artifact.manifest.recipe.widths == FOUR_K
 
 
-def edited(folder: Path, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """The manifest in `folder` after `change`, written back."""
-    value = json.loads((folder / FILE_NAME).read_bytes())
-    change(value)
-    data = json.dumps(value).encode()
-    (folder / FILE_NAME).chmod(0o600)
-    (folder / FILE_NAME).write_bytes(data)
-    return data
-
-
 def fewer_bits(value: dict[str, Any]) -> None:
     value["recipe"]["widths"]["k"] = {"bits": [2] * 4, "clip": [0.96] * 4}
 
@@ -140,7 +125,11 @@ def test_an_edited_recipe_is_refused_everywhere(
     hub: LocalHub, tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     published = hub.root / MIXED
-    data = edited(published, change)
+    value = json.loads((published / FILE_NAME).read_bytes())
+    change(value)
+    data = json.dumps(value).encode()
+    (published / FILE_NAME).chmod(0o600)
+    (published / FILE_NAME).write_bytes(data)
     with pytest.raises(MalformedFile, match="widths"):
         Manifest.from_bytes(data)
     assert isinstance(verify_path(published), Rejected)

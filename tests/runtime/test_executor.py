@@ -18,28 +18,19 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from cache_oracle import PlainPrefill
-from executor_pair import Both, PairShape
+from small_caches import Both, CacheShape
 
 from oscar_kernels.cache import BatchView, LayerCache
-from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime import int2_cache
-from oscar_zoo.runtime.dispatch import KERNELS, Ops
+from oscar_zoo.runtime.dispatch import KERNELS
 from oscar_zoo.runtime.engine import Softmax
 
 HEADS, GROUP, DIM, SINK, RECENT = 2, 3, 32, 4, 8
-SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
-SHAPE = PairShape(HEADS, GROUP, (SPEC, SPEC), SINK, RECENT, piece=7, rows=5, slots=300, longest=128)
+SHAPE = CacheShape(
+    idle=2, group=GROUP, sink=SINK, recent=RECENT, piece=7, rows=5, slots=300, longest=128
+)
 STORES = ("codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v")
 PLAIN = Softmax(DIM**-0.5)
-
-
-def pair(
-    seed: int, shape: PairShape = SHAPE, kernels: Ops = KERNELS, softmax: Softmax = PLAIN
-) -> Both:
-    """Kernels, interpreted, and their references."""
-    return Both(shape, PlainPrefill, seed=seed, softmax=softmax, kernels=kernels)
-
-
 SINKS = torch.linspace(-2.0, 3.0, HEADS * GROUP)
 
 
@@ -55,7 +46,7 @@ def test_kernels_and_references_give_the_same_attention(
     short: int, softmax: Softmax, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int2_cache, "SHORT", short)
-    both = pair(seed=5, softmax=softmax)
+    both = Both(replace(SHAPE, softmax=softmax), PlainPrefill(), seed=5)
     for row in (1, 3):
         both.begin(row)
     assert both.step({1: 21, 3: 2}) < 1e-5  # no prefix
@@ -102,9 +93,10 @@ def test_attention_that_may_start_before_the_write_ends_reads_only_the_newest_ro
         checked += 1
         return out
 
-    both = pair(
+    both = Both(
+        replace(SHAPE, recent=recent),
+        PlainPrefill(),
         seed=8,
-        shape=replace(SHAPE, recent=recent),
         kernels=replace(KERNELS, write=write, decode=attention),
     )
     for row in (1, 3):
@@ -116,8 +108,8 @@ def test_attention_that_may_start_before_the_write_ends_reads_only_the_newest_ro
 
 
 def test_the_comparison_sees_a_partner_that_is_wrong() -> None:
-    both = pair(seed=6)
-    made = both.kernels.cache
+    both = Both(SHAPE, PlainPrefill(), seed=6)
+    made = both.kernels
     wrong = made.transforms[0]
     made.transforms = (replace(wrong, q_partner=wrong.k_forward),)
     both.begin(1)

@@ -3,12 +3,10 @@ references, through prefills in chunks, a shared prefix and decode steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from cache_oracle import PlainPrefill
-from executor_pair import Both, PairShape
+from small_caches import Both, CacheShape
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.engine import Softmax
@@ -31,34 +29,36 @@ MODELS = {
 """Query heads, KV heads, channels of K and of V."""
 
 
-def shape_of(model: str) -> PairShape:
+def shape_of(model: str) -> CacheShape:
     """Served as by default, in bfloat16."""
     num_q_heads, num_kv_heads, k_dim, v_dim = MODELS[model]
-    specs = QuantSpec(k_dim, k_dim, 0.96), QuantSpec(v_dim, v_dim, 0.92)
-    return PairShape(
+    sinks = torch.randn(num_q_heads, device="cuda") if model == "gpt-oss" else None
+    return CacheShape(
         num_kv_heads,
         num_q_heads // num_kv_heads,
-        specs,
+        (QuantSpec(k_dim, k_dim, 0.96), QuantSpec(v_dim, v_dim, 0.92)),
         sink=64,
         recent=256,
         piece=300,
         rows=5,
         slots=4000,
         longest=2000,
+        idle=2,
+        softmax=Softmax(k_dim**-0.5, sinks=sinks),
         dtype=torch.bfloat16,
         device="cuda",
     )
 
 
-def prefill_of(shape: PairShape, softmax: Softmax) -> Callable[[], Prefill]:
+def prefill_of(shape: CacheShape) -> Prefill:
     """FlashInfer for 128 channels. It compiles minutes for others, which go through PyTorch."""
     if shape.dims != (128, 128):
-        return PlainPrefill
-    return lambda: FlashInferPrefill(
+        return PlainPrefill()
+    return FlashInferPrefill(
         num_q_heads=shape.num_q_heads,
         num_kv_heads=shape.heads,
         head_dims=shape.dims,
-        softmax=softmax,
+        softmax=shape.config.softmax,
         dtype=shape.dtype,
         device=shape.device,
     )
@@ -69,9 +69,7 @@ def prefill_of(shape: PairShape, softmax: Softmax) -> Callable[[], Prefill]:
 @pytest.mark.parametrize("model", MODELS)
 def test_heads_of_real_models(model: str) -> None:
     shape = shape_of(model)
-    sinks = torch.randn(MODELS[model][0], device="cuda") if model == "gpt-oss" else None
-    softmax = Softmax(shape.dims[0] ** -0.5, sinks=sinks)
-    both = Both(shape, prefill_of(shape, softmax), seed=3, softmax=softmax)
+    both = Both(shape, prefill_of(shape), seed=3)
     # With more rows than four the decode kernel takes the query as one byte per channel, which by
     # itself moves these outputs by 1.0 %.
     most = 0.01 if shape.group <= 4 else 0.015

@@ -13,38 +13,16 @@ import torch
 
 pytest.importorskip("triton")
 
-from cache_oracle import PlainPrefill, general_set
+from cache_oracle import PlainPrefill
+from small_caches import CacheShape
 from torch import Tensor
 
-from oscar_kernels.spec import QuantSpec
 from oscar_zoo.errors import UnsupportedMachine
-from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops, choose_ops
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
-from oscar_zoo.runtime.int2_cache import (
-    Int2Cache,
-    cache_bytes,
-    flashinfer_has,
-    make_prefill,
-    piece_tokens,
-)
-from oscar_zoo.runtime.prefill import Prefill
-from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
-from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, choose_ops
+from oscar_zoo.runtime.engine import StepInput
+from oscar_zoo.runtime.int2_cache import cache_bytes, flashinfer_has, make_prefill, piece_tokens
 
-HEADS, GROUP, DIM, SINK, RECENT, ROWS, SLOTS, LONGEST = 2, 2, 32, 4, 8, 4, 200, 100
-SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
-FIRST_LAYER = 7
-SLOT_SHAPE = SlotShape.alike(1, SLOTS, HEADS, SPEC, SPEC)
-WINDOW_SHAPE = WindowShape(1, ROWS, HEADS, DIM, DIM, SINK, RECENT, torch.float32)
-CONFIG = CacheConfig(
-    layer_ids=(FIRST_LAYER,),
-    num_q_heads=HEADS * GROUP,
-    softmax=Softmax(DIM**-0.5),
-    max_batch=ROWS,
-    max_tokens=LONGEST,
-    piece_tokens=0,
-    device="cpu",
-)
+SHAPE = CacheShape()
 
 
 class Worker:
@@ -55,23 +33,15 @@ class Worker:
     """
 
     def __init__(self, ranks: int = 1) -> None:
-        self.shape = replace(WINDOW_SHAPE, ranks=ranks)
-        sets = [general_set(role, 1, HEADS, DIM, seed=2) for role in ("k", "v")]
-        self.table = TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu")
-        self.slots_of = torch.zeros(ROWS, LONGEST, dtype=torch.int32)
-        config = replace(CONFIG, max_batch=self.shape.max_batch)
-        self.kernels = self.cache(KERNELS, PlainPrefill(), replace(config, piece_tokens=16))
-        self.plain = self.cache(REFERENCES, None, config)
+        self.shape = replace(SHAPE, ranks=ranks)
+        table, self.slots_of = self.shape.table(), self.shape.slot_table()
+        whole = replace(self.shape, piece=16)
+        self.kernels = whole.cache(KERNELS, table, self.slots_of, PlainPrefill())
+        self.plain = self.shape.cache(REFERENCES, table, self.slots_of)
         self.next, self.random = 1, torch.Generator().manual_seed(1)
 
-    def cache(self, ops: Ops, prefill: Prefill | None, config: CacheConfig) -> Int2Cache:
-        stores = SlotStore(SLOT_SHAPE, "cpu"), WindowStore(self.shape, "cpu")
-        source = SlotTable(self.slots_of, ops.pack)
-        return Int2Cache(config, *stores, self.table, source, ops=ops, prefill=prefill)
-
     def rows(self, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        heads = (HEADS * GROUP, HEADS, HEADS)
-        q, k, v = (torch.randn(tokens, n * DIM, generator=self.random) for n in heads)
+        q, k, v = (torch.randn(tokens, n, generator=self.random) for n in self.shape.widths)
         return q, k, v
 
     def place(self, row: int, prefix: int, new: int) -> Tensor:
@@ -97,7 +67,7 @@ def prefill(worker: Worker, new: dict[int, int], padding: int) -> None:
         cache.windows.hand_out(list(new))
         cache.begin(extend(list(new), [0] * len(new), list(new.values()), written))
         assert not cache.windows.fresh
-        outputs.append(cache.forward(FIRST_LAYER, *rows))
+        outputs.append(cache.forward(0, *rows))
     got, expected = outputs
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
     assert got[: len(written)].any()
@@ -119,10 +89,10 @@ def test_prefill_decode_and_a_graphs_views() -> None:
             worker.kernels.refill(given)
         else:
             worker.kernels.begin(given)
-        got = worker.kernels.forward(FIRST_LAYER, *rows)
+        got = worker.kernels.forward(0, *rows)
         rows_of, lengths_of, out_loc = (x[:2] for x in held)
         worker.plain.begin(StepInput("decode", rows_of, (1, 3), lengths_of, out_loc))
-        expected = worker.plain.forward(FIRST_LAYER, *(x[:2] for x in rows))
+        expected = worker.plain.forward(0, *(x[:2] for x in rows))
         torch.testing.assert_close(got[:2], expected, atol=1e-4, rtol=1e-3)
         assert got.isfinite().all()
         lengths = {row: n + 1 for row, n in lengths.items()}
@@ -139,8 +109,8 @@ def test_a_step_that_is_padded_to_a_multiple_of_the_ranks() -> None:
     out_loc[:3] = written
     worker.kernels.begin(StepInput("decode", rows, (), lengths, out_loc))
     worker.plain.begin(StepInput("decode", rows[:3], (1, 2, 3), lengths[:3], written))
-    got = worker.kernels.forward(FIRST_LAYER, *new)
-    expected = worker.plain.forward(FIRST_LAYER, *(x[:3] for x in new))
+    got = worker.kernels.forward(0, *new)
+    expected = worker.plain.forward(0, *(x[:3] for x in new))
     torch.testing.assert_close(got[:3], expected, atol=1e-4, rtol=1e-3)
 
 
@@ -161,11 +131,11 @@ def test_only_a_new_owner_resets_a_row() -> None:
 def test_the_plan_counts_what_a_cache_allocates(ranks: int) -> None:
     worker = Worker(ranks)
     counted = cache_bytes(
-        SLOT_SHAPE,
-        worker.shape,
+        worker.shape.slot_shape,
+        worker.shape.window_shape,
         REFERENCES,
-        num_q_heads=HEADS * GROUP,
-        max_tokens=LONGEST,
+        num_q_heads=SHAPE.num_q_heads,
+        max_tokens=SHAPE.longest,
         piece_tokens=0,
         device="cpu",
     )
@@ -182,17 +152,15 @@ def test_a_gpu_never_gets_a_reference() -> None:
 
 
 def test_a_cpu_has_no_prefill_kernel() -> None:
-    assert make_prefill(CONFIG, WINDOW_SHAPE, of_engine=PlainPrefill) is None
+    assert make_prefill(SHAPE.config, SHAPE.window_shape, of_engine=PlainPrefill) is None
     assert piece_tokens("cpu") == 0 < piece_tokens("cuda")
 
 
 @pytest.mark.parametrize(("k", "v"), [(512, 512), (96, 96), (256, 128)])
 def test_heads_that_flashinfer_does_not_have_are_prefilled_by_the_engine(k: int, v: int) -> None:
     """FlashInfer would compile a kernel for any width."""
-    config, shape = (
-        replace(CONFIG, device="cuda"),
-        replace(WINDOW_SHAPE, k_head_dim=k, v_head_dim=v),
-    )
+    config = replace(SHAPE.config, device="cuda")
+    shape = replace(SHAPE.window_shape, k_head_dim=k, v_head_dim=v)
     assert isinstance(make_prefill(config, shape, of_engine=PlainPrefill), PlainPrefill)
     assert not flashinfer_has(shape)
     assert flashinfer_has(replace(shape, k_head_dim=192, v_head_dim=128))

@@ -31,16 +31,9 @@ def test_too_little_memory_says_how_much_is_needed_and_what_to_lower() -> None:
     assert whole.budget(whole.fixed + whole.slot) == whole.slot
     with pytest.raises(UsageError) as caught:
         whole.budget(2 * 10**9)
-    for part in (
-        "for 64 requests",
-        "more than 3776 MB",
-        "20736 bytes per token",
-        "only 2000 MB are there",
-    ):
+    for part in ("64 requests", "than 3776 MB", "20736 bytes per token", "only 2000 MB are there"):
         assert part in caught.value.message
-    assert str(caught.value.hint).startswith(
-        "--max-running-requests 15 (56.5 MB each), or lower --oscar-idle-sinks"
-    )
+    assert str(caught.value.hint).startswith("--max-running-requests 15 (56.5 MB each)")
 
 
 @pytest.mark.parametrize("found", [0, -5, 10**8])

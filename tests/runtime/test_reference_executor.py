@@ -16,7 +16,7 @@ from torch import Tensor
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.runtime.dispatch import REFERENCES
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
+from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
@@ -68,9 +68,8 @@ class Machine:
         ops = mutants.broken(reads.counting(ops, self.reads), self.mutant)
         self.slot_table = torch.zeros(4, 100, dtype=torch.int32, device=self.device)
         config = CacheConfig((0,), HEADS * GROUP, self.softmax, 3, 100, 0, self.device)
-        source = SlotTable(self.slot_table, ops.pack)
         self.cache = Int2Cache(
-            config, self.store, self.windows, table, source, ops=ops, prefill=None
+            config, self.store, self.windows, table, self.slot_table, ops=ops, prefill=None
         )
 
     def begin(self, row: int, prefix_of: int | None = None, prefix: int = 0) -> None:
@@ -104,6 +103,11 @@ class Machine:
         out = self.cache.forward(0, *(x.flatten(1) for x in (q, k, v)), self.softmax.sinks)
         return out.view(*q.shape[:2], -1)
 
+    def ran(self, given: tuple[Tensor, ...], cut: Cut) -> Tensor:
+        """All outputs of a request that is alone."""
+        self.begin(1)
+        return self.run(1, *given, cut)
+
     def run(self, row: int, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tensor:
         """All steps of a request; outputs of the positions from `cut.prefix` on."""
         out, at = [], cut.prefix
@@ -126,21 +130,14 @@ def tokens(number: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return q, k[:number], v[:number]
 
 
-def oracle(machine: Machine, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tensor:
-    pair_k, pair_v = (matrices(s, 0, HEADS) for s in machine.sets)
-    return expected(
-        q,
-        k,
-        v,
-        cut,
-        pair_k,
-        pair_v,
-        specs=machine.specs,
-        sink=machine.sink,
-        recent=machine.recent,
-        dtype=machine.dtype,
-        softmax=machine.softmax,
-    )
+def away(machine: Machine, out: Tensor, given: tuple[Tensor, ...], cut: Cut) -> float:
+    """How far outputs are from those of the oracle."""
+    pairs = [matrices(s, 0, HEADS) for s in machine.sets]
+    like = {
+        name: getattr(machine, name) for name in ("specs", "sink", "recent", "dtype", "softmax")
+    }
+    want = expected(*given, cut, *pairs, **like)
+    return float((out.double().cpu() - want).abs().max())
 
 
 CUTS = [
@@ -159,12 +156,8 @@ CUTS = [
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("sets", [ORTHOGONAL, GENERAL], ids=["orthogonal", "general"])
 def test_outputs_are_those_of_the_oracle(cut: Cut, sets: tuple[RotationSet, ...]) -> None:
-    machine = Machine(sets)
-    machine.begin(1)
-    given = tokens(cut.total)
-    torch.testing.assert_close(
-        machine.run(1, *given, cut).double(), oracle(machine, *given, cut), atol=2e-5, rtol=0
-    )
+    machine, given = Machine(sets), tokens(cut.total)
+    assert away(machine, machine.ran(given, cut), given, cut) < 2e-5
 
 
 def test_keys_and_values_of_two_widths() -> None:
@@ -182,10 +175,9 @@ def test_keys_and_values_of_two_widths() -> None:
     cut = Cut([9, 7], 8)
     given = torch.randn(cut.total, HEADS * GROUP, 192, generator=g), *(x[: cut.total] for x in rows)
     machine = Machine(sets, specs=specs, softmax=Softmax(192**-0.5))
-    machine.begin(1)
-    out = machine.run(1, *given, cut)
+    out = machine.ran(given, cut)
     assert out.shape == (cut.total, HEADS * GROUP, 128)
-    torch.testing.assert_close(out.double(), oracle(machine, *given, cut), atol=2e-5, rtol=0)
+    assert away(machine, out, given, cut) < 2e-5
 
 
 SINKS = torch.linspace(-2.0, 3.0, HEADS * GROUP)
@@ -205,13 +197,10 @@ def test_learned_sinks_and_caps_count_in_every_tier(
     sets: tuple[RotationSet, ...], softmax: Softmax
 ) -> None:
     cut = Cut([5, 7, 3], 8)
-    machine = Machine(sets, softmax=softmax)
-    machine.begin(1)
-    given = tokens(cut.total)
-    got = machine.run(1, *given, cut).double()
-    torch.testing.assert_close(got, oracle(machine, *given, cut), atol=2e-5, rtol=0)
-    plain = Machine(sets)
-    assert (got - oracle(plain, *given, cut)).abs().max() > 0.05
+    machine, given = Machine(sets, softmax=softmax), tokens(cut.total)
+    got = machine.ran(given, cut)
+    assert away(machine, got, given, cut) < 2e-5
+    assert away(Machine(sets), got, given, cut) > 0.05
 
 
 @pytest.mark.gpu
@@ -219,31 +208,26 @@ def test_learned_sinks_and_caps_count_in_every_tier(
 @pytest.mark.parametrize("sets", [ORTHOGONAL, GENERAL], ids=["orthogonal", "general"])
 def test_a_gpu_computes_the_same(sets: tuple[RotationSet, ...]) -> None:
     cut = Cut([9, 9], 8)
-    machine = Machine(sets, device="cuda")
-    machine.begin(1)
+    machine, given = Machine(sets, device="cuda"), tokens(cut.total)
+    out = machine.ran(tuple(x.cuda() for x in given), cut)
+    assert away(machine, out, given, cut) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("machine", "cut"),
+    [
+        *(
+            (Machine(sink=s, recent=r), Cut([6, 5], 6))
+            for s, r in ((0, 1), (0, 5), (3, 1), (40, 2))
+        ),
+        # Windows are rounded to the type of the model, and codes are not.
+        (Machine(dtype=torch.bfloat16), Cut([9, 9], 5)),
+    ],
+    ids=["0 1", "0 5", "3 1", "40 2", "bfloat16"],
+)
+def test_any_window_sizes_and_type(machine: Machine, cut: Cut) -> None:
     given = tokens(cut.total)
-    out = machine.run(1, *(x.cuda() for x in given), cut)
-    torch.testing.assert_close(out.double().cpu(), oracle(machine, *given, cut), atol=2e-5, rtol=0)
-
-
-@pytest.mark.parametrize(("sink", "recent"), [(0, 1), (0, 5), (3, 1), (40, 2)])
-def test_any_window_sizes(sink: int, recent: int) -> None:
-    cut = Cut([6, 5], 6)
-    machine = Machine(sink=sink, recent=recent)
-    machine.begin(1)
-    given = tokens(cut.total)
-    torch.testing.assert_close(
-        machine.run(1, *given, cut).double(), oracle(machine, *given, cut), atol=2e-5, rtol=0
-    )
-
-
-def test_windows_are_rounded_to_the_type_of_the_model_and_codes_are_not() -> None:
-    cut = Cut([9, 9], 5)
-    machine = Machine(dtype=torch.bfloat16)
-    machine.begin(1)
-    given = tokens(cut.total)
-    out = machine.run(1, *given, cut)
-    torch.testing.assert_close(out.double(), oracle(machine, *given, cut), atol=2e-5, rtol=0)
+    assert away(machine, machine.ran(given, cut), given, cut) < 2e-5
 
 
 @pytest.mark.parametrize("prefix", [2, SINK, 11])
@@ -258,22 +242,14 @@ def test_a_shared_prefix_is_read_as_int2_and_never_from_a_foreign_ring(prefix: i
     # A row that had another owner; its ring and sinks are full of that owner's tokens.
     machine.begin(2, prefix_of=1, prefix=prefix)
     cut = Cut([5, 4], 6, prefix)
-    q2, k2, v2 = (
-        torch.cat([mine[:prefix], theirs])
-        for mine, theirs in zip((q, k, v), tokens(15, seed=2), strict=True)
-    )
-    out = machine.run(2, q2, k2, v2, cut)
-    torch.testing.assert_close(out.double(), oracle(machine, q2, k2, v2, cut), atol=2e-5, rtol=0)
+    parts = zip((q, k, v), tokens(15, seed=2), strict=True)
+    whole = tuple(torch.cat([mine[:prefix], theirs]) for mine, theirs in parts)
+    assert away(machine, machine.run(2, *whole, cut), whole, cut) < 2e-5
 
 
 def test_two_requests_in_one_batch_do_not_meet() -> None:
     first, second = tokens(20), tokens(20, seed=1)
-    alone = Machine()
-    alone.begin(1)
-    want = [alone.run(1, *first, Cut([12], 3))]
-    alone = Machine()
-    alone.begin(2)
-    want.append(alone.run(2, *second, Cut([7], 3)))
+    want = [Machine().ran(first, Cut([12], 3)), Machine().ran(second, Cut([7], 3))]
     both = Machine()
     got: list[list[Tensor]] = [[], []]
     both.begin(1)
@@ -295,9 +271,8 @@ def test_two_requests_in_one_batch_do_not_meet() -> None:
 def test_the_same_token_gets_the_same_codes_from_prefill_and_decode() -> None:
     given = tokens(12)
     by_chunk, by_token = Machine(), Machine()
-    for machine, cut in ((by_chunk, Cut([12], 0)), (by_token, Cut([1], 11))):
-        machine.begin(1)
-        machine.run(1, *given, cut)
+    by_chunk.ran(given, Cut([12], 0))
+    by_token.ran(given, Cut([1], 11))
     one, other = by_chunk.store, by_token.store
     assert one.codes[0][:13].any() and torch.equal(one.codes[0], other.codes[0])
     # A matrix product sums in another order for one row than for twelve.
@@ -306,17 +281,11 @@ def test_the_same_token_gets_the_same_codes_from_prefill_and_decode() -> None:
 
 def test_lossless_slots_give_dense_attention() -> None:
     cut = Cut([9, 8], 9)
-    machine = Machine(GENERAL, mode="lossless")
-    machine.begin(1)
     q, k, v = tokens(cut.total)
-    out = machine.run(1, q, k, v, cut)
+    out = Machine(GENERAL, mode="lossless").ran((q, k, v), cut)
+    whole = (q, k.repeat_interleave(GROUP, 1), v.repeat_interleave(GROUP, 1))
     dense = torch.nn.functional.scaled_dot_product_attention(
-        *(
-            x.double().transpose(0, 1)
-            for x in (q, k.repeat_interleave(GROUP, 1), v.repeat_interleave(GROUP, 1))
-        ),
-        is_causal=True,
-        scale=SCALE,
+        *(x.double().transpose(0, 1) for x in whole), is_causal=True, scale=SCALE
     )
     torch.testing.assert_close(out.double(), dense.transpose(0, 1), atol=2e-5, rtol=0)
 
@@ -325,44 +294,29 @@ def test_poisoned_slots_are_not_read_inside_the_window() -> None:
     cut = Cut([9, 8], 9)
     given = tokens(cut.total)
     machine = Machine(recent=64, mode="poison")
-    machine.begin(1)
-    out = machine.run(1, *given, cut)
+    out = machine.ran(given, cut)
     assert machine.reads["slot"] == 0 < machine.reads["ring"]
-    clean = Machine(recent=64)
-    clean.begin(1)
-    torch.testing.assert_close(out, clean.run(1, *given, cut), atol=0, rtol=0)
+    assert torch.equal(out, Machine(recent=64).ran(given, cut))
 
 
 @pytest.mark.parametrize("mutant", ["ring_before_attention", "partner_is_forward"])
 def test_the_oracle_notices_a_deliberate_bug(mutant: str) -> None:
     cut = Cut([9, 8], 4)
-    given = tokens(cut.total)
-    machine = Machine(GENERAL, mutant=mutant)
-    machine.begin(1)
-    out = machine.run(1, *given, cut)
-    assert (out.double() - oracle(machine, *given, cut)).abs().max() > 1e-3
+    machine, given = Machine(GENERAL, mutant=mutant), tokens(cut.total)
+    assert away(machine, machine.ran(given, cut), given, cut) > 1e-3
 
 
 def test_a_row_that_was_not_reset_reads_its_former_owner() -> None:
     machine = Machine()
-    machine.begin(1)
-    machine.run(1, *tokens(20), Cut([20], 0))
+    machine.ran(tokens(20), Cut([20], 0))
     cut, given = Cut([5], 6, 3), tokens(14, seed=2)
     machine.slots_of[2] = machine.slots_of[1][:3]
     machine.slots_of[1] = machine.slots_of[2]
-    out = machine.run(1, *given, cut)
-    assert (out.double() - oracle(machine, *given, cut)).abs().max() > 1e-3
+    assert away(machine, machine.run(1, *given, cut), given, cut) > 1e-3
 
 
 def test_reads_are_counted_per_tier() -> None:
     machine = Machine()
-    machine.begin(1)
-    machine.run(1, *tokens(21), Cut([20], 1))
-    assert machine.reads == {
-        "extend": 1,
-        "decode": 1,
-        "sink": SINK,
-        "ring": RECENT,
-        "slot": 21 - SINK - RECENT,
-        "slot_sink": 0,
-    }
+    machine.ran(tokens(21), Cut([20], 1))
+    tiers = {"sink": SINK, "ring": RECENT, "slot": 21 - SINK - RECENT, "slot_sink": 0}
+    assert machine.reads == {"extend": 1, "decode": 1, **tiers}

@@ -8,13 +8,7 @@ from dataclasses import replace
 import pytest
 
 from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES
-from oscar_zoo.runtime.slot_plans import (
-    TOKENS_PER_PREFIX,
-    SlidingDemand,
-    SlidingPlan,
-    StateDemand,
-    StatePlan,
-)
+from oscar_zoo.runtime.slot_plans import TOKENS_PER_PREFIX, SlidingDemand, SlidingPlan, StateDemand
 
 GB = 10**9
 NEXT = StateDemand(
@@ -39,51 +33,43 @@ LFM2 = StateDemand(
 """LFM2-1.2B: convolutions have small states."""
 
 
-def tokens(demand: StateDemand, memory: float, plan: StatePlan) -> float:
-    """Token slots that fit beside the states and rows of a plan."""
-    left = memory - plan.slots * demand.state - plan.requests * demand.row
-    return left / demand.token
-
-
-def engine(demand: StateDemand, memory: float, token: int) -> tuple[float, float]:
-    """States and tokens of SGLang's own division, with tokens of `token` bytes."""
-    share = demand.ratio / (1 + demand.ratio)
-    return memory * share / demand.state, memory * (1 - share) / token
-
-
 @pytest.mark.parametrize("memory", [GB, 8 * GB, 45 * GB])
 @pytest.mark.parametrize("demand", [NEXT, LFM2], ids=["next", "lfm2"])
 def test_states_rows_and_tokens_fit(demand: StateDemand, memory: int) -> None:
-    plan = demand.divide(memory)
-    assert tokens(demand, memory, plan) > 0
-    assert 1 <= plan.requests <= demand.requests
-    assert plan.slots >= plan.requests * demand.per_request
+    slots, requests = demand.divide(memory)
+    assert 1 <= requests <= demand.requests and slots >= requests * demand.per_request
+    found = demand.tokens(memory, slots, requests)
+    assert found == (memory - slots * demand.state - requests * demand.row) // demand.token > 0
+
+
+def engine(demand: StateDemand, memory: float) -> tuple[float, float]:
+    """States and tokens of SGLang's own division, with tokens in 16 bits."""
+    share = demand.ratio / (1 + demand.ratio)
+    return memory * share / demand.state, memory * (1 - share) / demand.plain_token
 
 
 def test_large_states_grow_with_the_tokens() -> None:
     """Without a new division, INT2 gives seven times the tokens for the same states; nobody could
     use them."""
     memory = 45 * GB
-    plan = NEXT.divide(memory)
-    states, plain_tokens = engine(NEXT, memory, NEXT.plain_token)
-    assert plan.slots > 1.7 * states
-    assert tokens(NEXT, memory, plan) > 1.7 * plain_tokens
-    assert plan.requests == plan.slots // NEXT.per_request > 1.6 * (states // NEXT.per_request)
+    slots, requests = NEXT.divide(memory)
+    states, plain_tokens = engine(NEXT, memory)
+    tokens = NEXT.tokens(memory, slots, requests)
+    assert slots > 1.7 * states and tokens > 1.7 * plain_tokens
+    assert requests == slots // NEXT.per_request > 1.6 * (states // NEXT.per_request)
     # As many tokens per state as the engine has without INT2.
-    per_state = plain_tokens / states
-    assert tokens(NEXT, memory, plan) / plan.slots == pytest.approx(per_state, rel=0.05)
+    assert tokens / slots == pytest.approx(plain_tokens / states, rel=0.05)
 
 
 def test_small_states_leave_the_memory_to_the_tokens() -> None:
     memory = 10 * GB
-    plan = LFM2.divide(memory)
-    _, plain_tokens = engine(LFM2, memory, LFM2.plain_token)
-    assert plan.requests == LFM2.requests
-    have = tokens(LFM2, memory, plan)
-    assert have > 9 * plain_tokens
-    assert plan.slots - LFM2.requests * LFM2.per_request == pytest.approx(
-        have / TOKENS_PER_PREFIX, rel=0.01
-    )
+    slots, requests = LFM2.divide(memory)
+    tokens = LFM2.tokens(memory, slots, requests)
+    assert requests == LFM2.requests and tokens > 9 * engine(LFM2, memory)[1]
+    idle = slots - LFM2.requests * LFM2.per_request
+    assert idle == pytest.approx(tokens / TOKENS_PER_PREFIX, rel=0.01)
+    slots, _ = replace(LFM2, most_tokens=6000).divide(memory)
+    assert slots == 64 * 3 + 6000 // TOKENS_PER_PREFIX + 1
 
 
 @pytest.mark.parametrize("requests", [1, 16, 128])
@@ -92,20 +78,13 @@ def test_no_state_is_so_large_that_fewer_tokens_are_left(state: int, requests: i
     for demand in (NEXT, LFM2):
         known = replace(demand, state=state, requests=requests)
         memory = 45 * GB
-        found = known.tokens(memory, known.divide(memory))
-        assert found == int(tokens(known, memory, known.divide(memory)))
-        assert known.least_tokens(memory) <= found
+        assert known.least_tokens(memory) <= known.tokens(memory, *known.divide(memory))
         assert known.least_tokens(memory) == replace(known, state=0).least_tokens(memory)
-
-
-def test_a_limit_of_tokens_limits_states() -> None:
-    plan = replace(LFM2, most_tokens=6000).divide(10 * GB)
-    assert plan.slots == 64 * 3 + 6000 // TOKENS_PER_PREFIX + 1
 
 
 def test_one_request_is_planned_even_when_nothing_fits() -> None:
     """The memory plan then says what is missing."""
-    assert NEXT.divide(0) == StatePlan(NEXT.per_request, 1)
+    assert NEXT.divide(0) == (NEXT.per_request, 1)
 
 
 def demand(

@@ -48,19 +48,16 @@ def test_a_worker_gets_its_own_layers_and_heads() -> None:
             assert torch.equal(getattr(own, name), getattr(all_heads, name)[1:]), name
 
 
-def per_head(version: int, heads: int) -> tuple[RotationSet, RotationSet]:
+def per_head(version: int, heads: int) -> list[RotationSet]:
     """Both sides with a matrix per KV head: orthogonal ones (format 2) or general pairs (format
     3)."""
-    k, v = general_set("k", 1, heads, 16, seed=3), general_set("v", 1, heads, 16, seed=4)
-    return (
-        (k, v)
-        if version == 3
-        else (orthogonal_heads(k, "qqt_r_h_pbr"), orthogonal_heads(v, "sst_r_h_pbr"))
-    )
+    sets = [general_set(side, 1, heads, 16, seed=3 + i) for i, side in enumerate("kv")]
+    objectives = ("qqt_r_h_pbr", "sst_r_h_pbr")
+    both = zip(sets, objectives, strict=True)
+    return sets if version == 3 else [orthogonal_heads(*one) for one in both]
 
 
 def orthogonal_heads(side: RotationSet, objective: str) -> RotationSet:
-    """Format 2 from the orthogonal factors of a general set."""
     layers = []
     for layer in side.layers:
         matrix = np.linalg.qr(layer.forward)[0].astype(np.float32)
@@ -82,45 +79,41 @@ def test_ranks_hold_the_matrices_of_their_heads(version: int, heads: int, ranks:
         table = TransformTable.build(*sets, range(1), kv_heads=own, device="cpu")
         (pair,) = table.layers
         (k,), (v,) = (side.layers for side in sets)
-        loaded = {
-            "k_forward": k.forward,
-            "q_partner": k.partner,
-            "v_forward": v.forward,
-            "o_partner": v.partner,
-        }
-        if k.mean is None:
-            assert pair.k_mean is None
-        else:
-            loaded["k_mean"] = k.mean
-        for name, array in loaded.items():
-            want = torch.from_numpy(array[own.start : own.stop])
-            assert torch.equal(getattr(pair, name), want), name
+        names = ("k_forward", "q_partner", "v_forward", "o_partner", "k_mean")
+        loaded = (k.forward, k.partner, v.forward, v.partner, k.mean)
+        for name, array in zip(names, loaded, strict=True):
+            got = getattr(pair, name)
+            if array is None:
+                assert got is None
+            else:
+                assert torch.equal(got, torch.from_numpy(array[own.start : own.stop])), name
         assert table.nbytes == transform_bytes(*sets, 1, len(own))
         held += own
     assert held == sorted(list(range(heads)) * max(1, ranks // heads))
 
 
-def test_values_with_a_mean_are_refused() -> None:
-    centred = general_set("k", 4, 2, 64, seed=5)
-    with pytest.raises(ValueError, match="values with a mean"):
-        TransformTable.build(GENERAL[0], centred, range(4), kv_heads=range(2), device="cpu")
+BROKEN = replace(GENERAL[0].layers[2], partner=GENERAL[0].layers[2].forward)
+LAYERS = GENERAL[0].layers
 
 
-def test_a_pair_that_is_none_is_refused() -> None:
-    k, v = GENERAL
-    broken = replace(k.layers[2], partner=k.layers[2].forward)
-    with pytest.raises(VerificationFailed, match="K layer 2: forward and partner are no pair"):
-        TransformTable.build(
-            replace(k, layers=(*k.layers[:2], broken, k.layers[3])),
-            v,
-            range(4),
-            kv_heads=range(2),
-            device="cpu",
-        )
-
-
-def test_layers_and_heads_that_are_missing() -> None:
-    with pytest.raises(GeometryMismatch, match="K side of the artifact has no layer 4"):
-        TransformTable.build(*ORTHOGONAL, range(5), kv_heads=range(2), device="cpu")
-    with pytest.raises(GeometryMismatch, match="has 2 KV heads, this worker needs head 3"):
-        TransformTable.build(*GENERAL, range(4), kv_heads=range(2, 4), device="cpu")
+@pytest.mark.parametrize(
+    ("k", "v", "layers", "heads", "error"),
+    [
+        (GENERAL[0], general_set("k", 4, 2, 64, seed=5), 4, range(2), ValueError),  # with a mean
+        (
+            replace(GENERAL[0], layers=(*LAYERS[:2], BROKEN, LAYERS[3])),
+            GENERAL[1],
+            4,
+            range(2),
+            VerificationFailed,
+        ),
+        (*ORTHOGONAL, 5, range(2), GeometryMismatch),
+        (*GENERAL, 4, range(2, 4), GeometryMismatch),
+    ],
+    ids=["values with a mean", "no pair", "no such layer", "no such head"],
+)
+def test_what_a_worker_cannot_use_is_refused(
+    k: RotationSet, v: RotationSet, layers: int, heads: range, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        TransformTable.build(k, v, range(layers), kv_heads=heads, device="cpu")

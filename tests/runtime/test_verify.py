@@ -10,15 +10,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from draft_runs import PARENTS, DraftShape, Worker, masks_of, path_to
+from small_caches import PARENTS, CacheShape, Worker, masks_of, path_to, random_token
 
 from oscar_kernels.cache import Drafts
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops
 from oscar_zoo.runtime.engine import StepInput
 from oscar_zoo.runtime.int2_cache import cache_bytes
 
-SHAPE = DraftShape()
-COUNT = SHAPE.count
+COUNT = 4
+SHAPE = CacheShape(sink=6, slots=1200, layers=2, drafts=COUNT)
 
 
 @pytest.mark.parametrize(
@@ -37,14 +37,14 @@ def test_accepted_drafts_are_what_decode_steps_would_have_made_of_them(
 ) -> None:
     """Two requests, one of which begins inside its sinks; then both go on with decode steps."""
     draw, parents = torch.Generator().manual_seed(3), PARENTS[shape]
-    spoken, plain = Worker(SHAPE, ops), Worker(replace(SHAPE, count=1), ops)
+    spoken, plain = Worker(SHAPE, ops), Worker(replace(SHAPE, drafts=1), ops)
     for row, count in ((1, 3), (3, 21)):
-        prompt = [SHAPE.random(draw) for _ in range(count)]
+        prompt = [random_token(SHAPE, draw) for _ in range(count)]
         spoken.prefill(row, prompt)
         plain.prefill(row, prompt)
     mask = None if shape == "chain" else masks_of(parents).repeat(2)
     for step in range(steps):
-        drafts = {row: [SHAPE.random(draw) for _ in range(COUNT)] for row in (1, 3)}
+        drafts = {row: [random_token(SHAPE, draw) for _ in range(COUNT)] for row in (1, 3)}
         given = spoken.verify((1, 3), Drafts(COUNT, mask))
         spoken.cache.begin(given)
         outputs = spoken.run([*drafts[1], *drafts[3]]).unflatten(1, (2, COUNT))
@@ -61,7 +61,7 @@ def test_accepted_drafts_are_what_decode_steps_would_have_made_of_them(
             padding = [torch.tensor(0)] * 3  # as SGLang gives it
             spoken.cache.commit(torch.stack(target + padding), torch.stack(source + padding))
     for _ in range(2 * steps):
-        tokens = {row: SHAPE.random(draw) for row in (1, 3)}
+        tokens = {row: random_token(SHAPE, draw) for row in (1, 3)}
         got, want = (worker.decode(tokens) for worker in (spoken, plain))
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-3)
 
@@ -71,7 +71,7 @@ def test_a_graphs_views_show_later_steps_with_other_lengths() -> None:
     draw = torch.Generator().manual_seed(4)
     graph, eager = Worker(SHAPE, KERNELS), Worker(SHAPE, REFERENCES)
     for row, count in ((1, 3), (3, 40)):
-        prompt = [SHAPE.random(draw) for _ in range(count)]
+        prompt = [random_token(SHAPE, draw) for _ in range(count)]
         graph.prefill(row, prompt)
         eager.prefill(row, prompt)
     held = StepInput(
@@ -84,7 +84,7 @@ def test_a_graphs_views_show_later_steps_with_other_lengths() -> None:
     )
     graph.cache.begin(held)  # the capture: nobody's rows, and a mask of ones
     for shape in ("tree", "bush"):
-        parents, tokens = PARENTS[shape], [SHAPE.random(draw) for _ in range(2 * COUNT)]
+        parents, tokens = PARENTS[shape], [random_token(SHAPE, draw) for _ in range(2 * COUNT)]
         drafts = Drafts(COUNT, masks_of(parents).repeat(2))
         given, plain = (worker.verify((1, 3), drafts) for worker in (graph, eager))
         held.rows[:2], held.seq_lens[:2] = given.rows, given.seq_lens
@@ -101,10 +101,10 @@ def test_a_graphs_views_show_later_steps_with_other_lengths() -> None:
 
 def test_the_plan_counts_the_tables_of_drafts() -> None:
     counted = cache_bytes(
-        SHAPE.slots,
-        SHAPE.windows,
+        SHAPE.slot_shape,
+        SHAPE.window_shape,
         REFERENCES,
-        num_q_heads=SHAPE.heads * SHAPE.group,
+        num_q_heads=SHAPE.num_q_heads,
         max_tokens=SHAPE.longest,
         piece_tokens=0,
         device="cpu",
@@ -113,9 +113,9 @@ def test_the_plan_counts_the_tables_of_drafts() -> None:
 
 
 def test_a_cache_without_room_for_drafts_says_so() -> None:
-    plain, two = (Worker(replace(SHAPE, count=n), REFERENCES) for n in (1, 2))
+    plain, two = (Worker(replace(SHAPE, drafts=n), REFERENCES) for n in (1, 2))
     for worker in (plain, two):
-        worker.prefill(1, [SHAPE.random(torch.Generator().manual_seed(0))])
+        worker.prefill(1, [random_token(SHAPE, torch.Generator().manual_seed(0))])
     with pytest.raises(RuntimeError, match="no room for them"):
         plain.cache.begin(plain.verify((1,), Drafts(2)))
     with pytest.raises(ValueError, match="3 drafts of a request; the ring has room for 2"):

@@ -3,12 +3,15 @@ references, with lengths that are not those of the capture."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cache_oracle import PlainPrefill
-from draft_runs import DraftShape, Worker, masks_of
+from small_caches import CacheShape, Worker, masks_of, random_token
 
 from oscar_kernels.cache import Drafts
+from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES
 from oscar_zoo.runtime.engine import StepInput
 
@@ -23,13 +26,25 @@ COUNT = len(PARENTS)
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(("heads", "group", "dim"), [(8, 4, 128), (4, 16, 128), (2, 8, 256)])
 def test_a_graph_verifies_and_commits_drafts(heads: int, group: int, dim: int, tree: bool) -> None:
-    shape = DraftShape(
-        heads, group, dim, 64, 256, COUNT, 600, torch.bfloat16, "cuda"
-    )  # fmt: skip
+    spec = QuantSpec(dim, dim, 0.9, "float16")
+    shape = CacheShape(
+        heads,
+        group,
+        (spec, spec),
+        sink=64,
+        recent=256,
+        slots=1200,
+        longest=600,
+        layers=2,
+        drafts=COUNT,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
     draw = torch.Generator().manual_seed(5)
-    fast, plain = Worker(shape, KERNELS, PlainPrefill()), Worker(shape, REFERENCES)
+    fast = Worker(replace(shape, piece=64), KERNELS, PlainPrefill())
+    plain = Worker(shape, REFERENCES)
     for row, count in ((1, 400), (3, 20)):
-        prompt = [shape.random(draw) for _ in range(count)]
+        prompt = [random_token(shape, draw) for _ in range(count)]
         fast.prefill(row, prompt)
         plain.prefill(row, prompt)
     ones = torch.full((3 * COUNT,), -1, dtype=torch.int32, device="cuda")
@@ -42,7 +57,7 @@ def test_a_graph_verifies_and_commits_drafts(heads: int, group: int, dim: int, t
         drafts=Drafts(COUNT, ones if tree else None),
     )
     fast.cache.begin(held)
-    inputs = [shape.random(draw) for _ in range(3 * COUNT)]
+    inputs = [random_token(shape, draw) for _ in range(3 * COUNT)]
     rows = [torch.stack([getattr(one, name) for one in inputs], 1) for name in "qkv"]
 
     def step() -> torch.Tensor:
@@ -53,7 +68,7 @@ def test_a_graph_verifies_and_commits_drafts(heads: int, group: int, dim: int, t
     with torch.cuda.graph(graph):
         out = step()
     for _ in range(4):
-        tokens = [shape.random(draw) for _ in range(2 * COUNT)]
+        tokens = [random_token(shape, draw) for _ in range(2 * COUNT)]
         for x, name in zip(rows, "qkv", strict=True):
             x[:, : 2 * COUNT] = torch.stack([getattr(one, name) for one in tokens], 1)
         mask = masks_of(PARENTS).repeat(3).cuda() if tree else None

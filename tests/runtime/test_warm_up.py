@@ -9,61 +9,40 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
-from cache_oracle import PlainPrefill, general_set
+from cache_oracle import PlainPrefill
+from small_caches import CacheShape
 
 from oscar_kernels.decode_attention import tuning
-from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime import int2_cache
 from oscar_zoo.runtime.dispatch import KERNELS
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax
-from oscar_zoo.runtime.int2_cache import Int2Cache, steps, warm_up
-from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
-from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.int2_cache import steps, warm_up
 
+STORES = ("codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v")
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 
 def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int2_cache, "SHORT", 4)
-    heads, dim = 1, 32
-    spec = QuantSpec(dim, dim, 0.9, "float16")
-    slots = SlotStore(SlotShape.alike(1, 40, heads, spec, spec), "cpu")
-    windows = WindowStore(WindowShape(1, 3, heads, dim, dim, 4, 8, torch.float32), "cpu")
-    sets = [general_set(role, 1, heads, dim, seed=1) for role in ("k", "v")]
-    table = TransformTable.build(*sets, range(1), kv_heads=range(1), device="cpu")
-    config = CacheConfig((0,), 2, Softmax(0.2), 2, 20, 16, "cpu")
-    source = SlotTable(torch.zeros(3, 20, dtype=torch.int32), KERNELS.pack)
-    cache = Int2Cache(config, slots, windows, table, source, ops=KERNELS, prefill=PlainPrefill())
-    stores = (
-        slots.codes[0],
-        slots.affine[0],
-        windows.ring_k[0],
-        windows.ring_v[0],
-        windows.sink_k[0],
-        windows.sink_v[0],
-    )
+    shape = CacheShape(heads=1, rows=3, slots=40, longest=20, piece=16)
+    cache = shape.cache(KERNELS, shape.table(), shape.slot_table(), PlainPrefill())
+    layer = cache.caches[0]
+    stores = [getattr(layer, name) for name in STORES]
     for store in stores:
         store.fill_(7)
     warm_up(cache)
     assert all(bool((store[1:] == 7).all()) for store in stores)
-    assert not (slots.affine[0][0] == 7).all()  # it did write
+    assert not (layer.affine[0] == 7).all()  # it did write
 
 
 def test_all_but_the_first_and_the_last_step_are_fused() -> None:
-    first, *fused, last = steps()
-    assert first.prefix == 0
-    for step in fused:
-        assert (
-            step.prefix
-            and step.new <= tuning.FUSED_TOKENS
-            and step.requests * step.new <= int2_cache.SHORT
-        )
-    assert max(step.requests * step.new for step in fused) > int2_cache.SHORT * 0.95
-    assert last.requests * last.new > int2_cache.SHORT
+    first, *fused, (most, _, longest) = steps()
+    assert first[1] == 0 and most * longest > int2_cache.SHORT
+    for requests, prefix, new in fused:
+        assert prefix and new <= tuning.FUSED_TOKENS and requests * new <= int2_cache.SHORT
+    assert max(requests * new for requests, _, new in fused) > int2_cache.SHORT * 0.95
 
 
 @pytest.fixture(scope="module")

@@ -92,37 +92,36 @@ def test_what_was_recorded_is_what_is_read(steps: list[int], sink: int, recent: 
         record(side, 1, 2, end, *rows(end, end + size))
         end += size
     cover, (k, v) = cover_of(side, 2, end), read(side, 1, 2, end)
-    want_k, want_v = rows(0, end)
     exact = sorted({*cover.sink, *cover.ring})
-    torch.testing.assert_close(k[exact], want_k[exact], atol=0, rtol=0)
-    torch.testing.assert_close(v[exact], want_v[exact], atol=0, rtol=0)
+    for got, want in zip((k, v), rows(0, end), strict=True):
+        assert got[exact].equal(want[exact])
     assert k[[p for p in range(end) if p not in exact]].isnan().all()
     assert not side.ring_k[0].any() and not side.ring_k[1, :2].any()
     assert not side.sink_k[0].any() and not side.sink_k[1, : int(side.sink_block[2])].any()
 
 
-def test_rows_read_the_block_they_share() -> None:
-    side, same = store(idle=1), PromptKey((), (7,) * SINK, 20)
+def sharing(prefix: int, idle: int) -> WindowStore:
+    """Row 1 has 20 tokens, of which row 2 hits the first `prefix`."""
+    side, same = store(idle=idle), PromptKey((), (7,) * SINK, 20)
     side.sinks.admit([1, 2], [same, same])
     side.begin({1: 0})
     side.sinks.launched([1], [20])
     record(side, 0, 1, 0, *rows(0, 20))
-    side.begin({2: 10})
+    side.begin({2: prefix})
+    return side
+
+
+def test_rows_read_the_block_they_share() -> None:
+    side = sharing(10, idle=1)
     assert side.sink_block[2] == side.sink_block[1] > 0 == side.sink_block[0]
     cover = cover_of(side, 2, 20)
     assert cover == WindowCoverage(20, range(SINK), range(14, 20))
     assert cover.compressed_sinks(SINK) == 0
-    k, _ = read(side, 0, 2, 20)
-    torch.testing.assert_close(k[:SINK], rows(0, SINK)[0], atol=0, rtol=0)
+    assert read(side, 0, 2, 20)[0][:SINK].equal(rows(0, SINK)[0])
 
 
 def test_a_prefix_inside_the_sinks_is_copied() -> None:
-    side, same = store(), PromptKey((), (7,) * SINK, 20)
-    side.sinks.admit([1, 2], [same, same])
-    side.begin({1: 0})
-    side.sinks.launched([1], [20])
-    record(side, 0, 1, 0, *rows(0, 20))
-    side.begin({2: 2})
+    side = sharing(2, idle=0)
     record(side, 0, 2, 2, *rows(2, 20))
     both = side.sink_block[1:].long()
     assert both[0] != both[1] and side.sink_from[2] == 0

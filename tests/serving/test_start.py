@@ -25,10 +25,10 @@ from oscar_zoo.cli import main as cli
 from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.engines.sglang.launch import plan, server
 from oscar_zoo.engines.sglang.launch.server import STOPPED
+from oscar_zoo.engines.sglang.launch.starting import StartObserver
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 from oscar_zoo.observer import Note, Silent
 from oscar_zoo.serving import detach, records
-from oscar_zoo.serving.running import StartObserver
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 
@@ -64,7 +64,7 @@ def test_a_server_lives_as_long_as_its_block(
     with oscar_zoo.serve(**arguments(artifact, port), observer=listener) as server:
         assert server.url == f"http://127.0.0.1:{port}/v1" and server.log.is_file()
         assert json.load(urllib.request.urlopen(f"{server.url}/models"))["data"] == [{"id": "m"}]
-        assert server.facts.model == "m" and server.facts.capacity == 9
+        assert server.model_id == "m" and server.facts.capacity == 9
         assert server.digest.startswith("sha256:") and server.device == "cpu"
         (record,) = records.running()
         assert (record.state, record.port, record.process.pid) == ("ready", port, server.pid)
@@ -76,28 +76,15 @@ def test_a_server_lives_as_long_as_its_block(
     server.stop()  # a second end changes nothing
 
 
-def test_the_log_of_a_stopped_server_ends_with_that(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SGLang says of its processes that they crashed with exit code -15."""
-    port = served_model.take_its_place(monkeypatch, dies=False)
-    with oscar_zoo.serve(**arguments(artifact, port)) as server:
-        pass
-    assert server.log.read_text().splitlines()[-1] == STOPPED.decode().strip()
-    port = served_model.take_its_place(monkeypatch, dies=True)
-    with oscar_zoo.serve(**arguments(artifact, port)) as server:
-        with pytest.raises(ServerFailed):
-            server.wait()
-    assert STOPPED not in server.log.read_bytes()
-
-
 def test_stop_ends_it_without_a_block(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log says so, because SGLang says that its processes crashed with exit code -15."""
     port = served_model.take_its_place(monkeypatch, dies=False)
     server = oscar_zoo.serve(**arguments(artifact, port))
     with pytest.raises(PortInUse, match=f"port {port} is taken"):
         oscar_zoo.serve(**arguments(artifact, port))
     server.stop()
     assert records.running() == []
+    assert server.log.read_text().splitlines()[-1] == STOPPED.decode().strip()
 
 
 def test_another_thread_may_start_one(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +111,7 @@ def test_a_server_that_ends_by_itself_says_why(
     (record,) = records.ended()
     assert record.end is not None and record.end.cause.endswith("it fell over")
     assert record.port == port and record.end.exit_status == 3
+    assert STOPPED not in server.log.read_bytes()
 
 
 def test_an_engine_that_was_killed_says_so(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +138,7 @@ def test_what_the_caller_says_reaches_the_command(
 
     seen: list[plan.ServeOptions] = []
 
-    def planned(options: plan.ServeOptions, *_: object) -> plan.LaunchPlan:
+    def planned(options: plan.ServeOptions, *_: object, **__: object) -> plan.LaunchPlan:
         seen.append(options)
         raise Planned
 
@@ -223,11 +211,12 @@ def test_a_signal_around_the_start_in_the_background_leaves_nothing(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("silent", [{}, {"quiet": True}, {"as_json": True}], ids=str)
 def test_without_a_terminal_there_is_a_line_per_phase_and_one_while_it_lasts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], silent: dict[str, bool]
 ) -> None:
     now = 0.0
-    with TerminalObserver(clock=lambda: now) as observer:
+    with TerminalObserver(clock=lambda: now, **silent) as observer:
         news = StartObserver("a model", observer)
         news.warn("a variable has no effect.")
         news.starting(tmp_path / "log")
@@ -235,7 +224,11 @@ def test_without_a_terminal_there_is_a_line_per_phase_and_one_while_it_lasts(
             news.phase("starting SGLang", now)
         for now in (3.0, 32.0, 33.0):
             news.phase("loading weights", now)
-    first, *start, one, two, three = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err
+    if silent:
+        assert not said
+        return
+    first, *start, one, two, three = said.splitlines()
     assert first == "note: a variable has no effect."
     assert "".join(start).startswith("Starting SGLang for a model")
     assert [one, two, three] == [
@@ -243,15 +236,3 @@ def test_without_a_terminal_there_is_a_line_per_phase_and_one_while_it_lasts(
         "loading weights (3 s)",
         "loading weights (33 s)",
     ]
-
-
-@pytest.mark.parametrize("silent", [{"quiet": True}, {"as_json": True}], ids=str)
-def test_nothing_is_said_where_nobody_wants_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], silent: dict[str, bool]
-) -> None:
-    with TerminalObserver(**silent) as observer:
-        news = StartObserver("a model", observer)
-        news.starting(tmp_path / "log")
-        news.warn("a variable has no effect.")
-        news.phase("loading weights", 1.0)
-    assert not capsys.readouterr().err

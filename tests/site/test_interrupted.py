@@ -8,7 +8,7 @@ import pytest
 from hub_uses import HARD, hub_with
 from tiny_artifacts import artifact_files
 
-from oscar_zoo.registry import status as registry
+from oscar_zoo.site import status
 from oscar_zoo.site.params import YankParams
 from oscar_zoo.site.status import run
 
@@ -17,14 +17,14 @@ def test_an_interrupt_names_the_hubs_that_were_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hubs = [hub_with(tmp_path / name, artifact_files()).name for name in ("one", "two")]
-    write = registry.set_status
+    write = status.set_status
 
     def interrupted(hub: object, *words: object, **more: object) -> object:
         if getattr(hub, "name", None) == hubs[1]:
             raise KeyboardInterrupt
         return write(hub, *words, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(registry, "set_status", interrupted)
+    monkeypatch.setattr(status, "set_status", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
         run(YankParams(HARD.reference, reason="wrong", hubs=tuple(hubs)))
     assert caught.value.__notes__ == [f"written before that: {hubs[0]}"]

@@ -58,9 +58,7 @@ def test_the_same_input_gives_the_same_bytes(built: BuiltSite, hub: str, tmp_pat
         assert path.is_dir() or path.read_bytes() == other.read_bytes(), path
 
 
-def test_every_page_has_landmarks_a_skip_link_and_headings_in_order(
-    pages: dict[str, Page],
-) -> None:
+def test_every_page_has_landmarks_a_skip_link_and_headings_in_order(pages: dict[str, Page]) -> None:
     for path, page in pages.items():
         assert page.all("html")[0]["lang"] == "en"
         assert page.inside["title"][0] and page.all("meta")[0] == {"charset": "utf-8"}, path

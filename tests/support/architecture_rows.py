@@ -318,9 +318,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         },
     ),
     "gemma4-text": Tiny(
-        "Gemma 4 without its image part",
-        "Gemma4Text",
-        {**GEMMA4, "hidden_size_per_layer_input": 0},
+        "Gemma 4 without its image part", "Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 0}
     ),
     "gemma4-shared": Tiny(
         "Gemma 4 E2B, E4B",
@@ -437,10 +435,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         "Qwen2.5-VL",
         "Qwen2_5_VL",
         {**NO_WIDTH, "rope_parameters": {"rope_type": "default", **MROPE}},
-        {
-            "vision_config": {**VISION, "fullatt_block_indexes": [0]},
-            **IMAGE_TOKENS,
-        },
+        {"vision_config": {**VISION, "fullatt_block_indexes": [0]}, **IMAGE_TOKENS},
         processors=("Qwen2VLImageProcessor", "Qwen2VLVideoProcessor"),
     ),
     "mistral3": Tiny(

@@ -32,13 +32,8 @@ def write_config(name: str, folder: Path) -> Path:
 
 
 def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> Path:
-    """A checkpoint with the example's tokenizer.
-
-    Biases, norms and sinks are moved away from their trivial values.
-
-    Args:
-        dtype: of the stored weights, in place of the architecture's.
-    """
+    """A checkpoint with the example's tokenizer. Biases, norms and sinks are moved away from their
+    trivial values. `dtype` is of the stored weights."""
     import transformers
 
     from oscar_zoo.models.model_source import outline
@@ -107,11 +102,8 @@ def write_mtp_model(name: str, folder: Path) -> Path:
 
 
 def shorten_chunks(folder: Path) -> Path:
-    """Let Mamba layers compute chunks of 32 tokens, with which the sums stay the same.
-
-    Transformers fills up every forward pass to whole chunks, of 256 tokens by default. Nemotron-H
-    keeps its chunks, because there the logits depend on them.
-    """
+    """Let Mamba layers compute chunks of 32 tokens, with which the sums stay the same: transformers
+    fills up every pass to whole chunks, of 256. The logits of Nemotron-H depend on them."""
     if b"mamba_chunk_size" in (folder / "config.json").read_bytes():
         change_config(folder, mamba_chunk_size=32)
     return folder

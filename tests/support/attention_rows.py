@@ -42,7 +42,6 @@ def random_rows(
 
 
 def plain(width: int, *, group: int | None = None, clip: float = 0.0) -> Side:
-    """No transform."""
     return Side(None, None, None, QuantSpec(width, group or width, clip, "float32"))
 
 

@@ -50,15 +50,25 @@ class Cli:
 
     def __call__(self, code: int, *words: object) -> str:
         """What is printed on stdout; the exit code must be `code`."""
-        assert run([str(word) for word in words]) == code
+        assert run([str(word) for word in words]) == code, self.capsys.readouterr()
         self.out, self.err = self.capsys.readouterr()
         return self.out
 
     def json(self, code: int, *words: object) -> Any:
         """The JSON object that is printed; nothing is printed on stderr beside it."""
-        value = parsed(self(code, *words, "--json"))
-        assert self.err == ""
+        at = words.index("--") if "--" in words else len(words)
+        value = parsed(self(code, *words[:at], "--json", *words[at:]))
+        assert self.err == "", self.err
         return value
+
+    def refused(self, code: int, *words: object) -> str:
+        """The one line on stderr of what must fail; the same facts come as JSON."""
+        assert self(code, *words) == "" and self.err.startswith("error: "), (self.out, self.err)
+        line = self.err
+        assert line.count("\n") == 1, line
+        error = self.json(code, *words)["error"]
+        assert error["code"] and error["message"].strip()
+        return line
 
 
 def numbers(line: str) -> list[int]:
@@ -68,21 +78,6 @@ def numbers(line: str) -> list[int]:
 
 TINY = "tiny-qwen3-hard"
 """A model of the zoo that is on no hub."""
-
-
-def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
-    """Run what must fail with `code`: one line on stderr (returned), nothing on stdout; the same
-    facts as JSON."""
-    words = [str(argument) for argument in arguments]
-    assert run(words) == code
-    text = capsys.readouterr()
-    assert text.out == "" and text.err.count("\n") == 1 and text.err.startswith("error: "), text
-    assert run([*words, "--json"]) == code
-    structured = capsys.readouterr()
-    assert structured.err == ""
-    error = parsed(structured.out)["error"]
-    assert error["code"] and error["message"].strip() and set(error) == {"code", "message", "hint"}
-    return text.err
 
 
 PHASES = (

@@ -34,7 +34,6 @@ CLIENTS = ("huggingface_hub", "modelscope_hub")
 
 
 def serve(listener: socket.socket) -> None:
-    """See `sglang_fork_server.serve`."""
     sglang_fork_server.serve(listener, _preload)
 
 

@@ -117,7 +117,6 @@ def slots_of(
     draft_token_num: int,
     **_: Any,
 ) -> Tensor:
-    """The slots of the drafts of every request."""
     at = start_offset.long()[:, None] + torch.arange(draft_token_num)
     return req_to_token[req_pool_indices.long()[:, None], at].flatten().long()
 
@@ -159,7 +158,6 @@ class Moves:
 
     @classmethod
     def move(cls, batch: Any, accept_index: Tensor, correct: Tensor, allocator: Any) -> None:
-        """As SGLang calls it behind every step."""
         target, source = torch.zeros(2, accept_index.numel(), dtype=torch.int64)
         at = 0
         for b, right in enumerate(correct.tolist()):
@@ -186,7 +184,6 @@ class Table:
         self.count, self.draw = given["draft_token_num"], random.Random(7)
 
     def batch_get(self, _: Any, texts: Sequence[Sequence[int]], __: Any) -> tuple[Any, Any]:
-        """Drafts of every request, and who sees whom."""
         make = self._chains if self.shape == "chains" else self._drafts
         made = [make(text) for text in texts]
         masks = np.concatenate([seen_by(parents).flatten() for _, parents in made])
@@ -235,7 +232,6 @@ class Table:
 
 
 def seen_by(parents: Sequence[int]) -> Any:
-    """Who sees whom, `[drafts, drafts]`."""
     mask = np.eye(len(parents), dtype=bool)
     for node in range(1, len(parents)):
         mask[node] |= mask[parents[node]]

@@ -27,12 +27,16 @@ def read(cases: list[dict[str, Any]], out: str) -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
+    flags = sorted(_parser()._option_string_actions)
+    Path(out).write_text(json.dumps({"flags": flags, "cases": [answer(case) for case in cases]}))
+
+
+def _parser() -> argparse.ArgumentParser:
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
-    flags = sorted({option for action in parser._actions for option in action.option_strings})
-    Path(out).write_text(json.dumps({"flags": flags, "cases": [answer(case) for case in cases]}))
+    return parser
 
 
 def answer(case: dict[str, Any]) -> dict[str, Any]:
@@ -71,20 +75,6 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             "ahead": ahead,
             "graphs": [config.cuda_graph_backend_decode, config.cuda_graph_backend_prefill],
         }
-
-
-def parser(out: str) -> None:
-    """The flags that the parser of this SGLang takes without a plugin; JSON in the file `out`."""
-    import sglang
-    from sglang.srt.server_args import ServerArgs
-
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    flags = sorted({option for action in parser._actions for option in action.option_strings})
-    package = str(Path(sglang.__file__).parent)
-    Path(out).write_text(
-        json.dumps({"flags": flags, "package": package, "version": sglang.__version__})
-    )
 
 
 def names(out: str) -> None:
@@ -130,7 +120,6 @@ def _backend() -> tuple[Any, list[str]]:
     calls: list[str] = []
     backend: Any = object.__new__(OscarAttentionBackend)
     backend.pool = SimpleNamespace(device="cuda:0", windows=SimpleNamespace(fresh=set()))
-    backend.window_on_hit = "recompute"
     backend.cache = SimpleNamespace(
         begin=lambda step: calls.append(f"begin {step.kind}"),
         refill=lambda step: calls.append(f"refill {step.kind}"),
@@ -264,10 +253,7 @@ def collect(cases: dict[str, Any], out: str) -> None:
 
     In a fork of `sglang_forks`, without the plugin's hooks.
     """
-    from sglang.srt.server_args import ServerArgs
-
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
+    parser = _parser()
     said = {
         "flags": {row: flag(parser, argv) for row, argv in cases["flags"].items()},
         "models": {row: model(folder) for row, folder in cases["models"].items()},

@@ -53,135 +53,89 @@ NO_TAIL = {"OSCAR_INT2_WINDOW_ON_HIT": "int2"}
 
 @dataclass(frozen=True)
 class Case:
-    """One Engine.
+    """One Engine."""
 
-    Attributes:
-        engine: keyword arguments.
-        env: variables beside sizes of windows and mode.
-        rotations: `general` (format 3, one pair per KV head, not orthogonal, centred) or
-            `orthogonal` (format 1).
-        mode: of the slots, `int2` for codes alone; empty for a server without the plugin's cache.
-        mutant: a bug of `int2_test_plugin.mutants`.
-        spawn: workers as users get them.
-        family: of a small random model in place of the example; see `tiny_models` and
-            `architectures`.
-    """
-
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments
+    env: Mapping[str, str] = field(default_factory=dict)  # beside sizes of windows and mode
+    # `general` (format 3, one pair per KV head, not orthogonal, centred) or `orthogonal` (format 1)
     rotations: str = "general"
+    # Of the slots, `int2` for codes alone; empty for a server without the plugin's cache.
     mode: str = "lossless"
-    mutant: str = ""
-    spawn: bool = False
+    mutant: str = ""  # a bug of `int2_test_plugin.mutants`
+    spawn: bool = False  # workers as users get them
+    # Of a small random model in place of the example; see `tiny_models` and `architectures`.
     family: str = ""
+
+
+def _stock(family: str = "", engine: Mapping[str, Any] = STOCK, **env: str) -> Case:
+    return Case(engine, {"SGLANG_PLUGINS": "none", **env}, mode="", family=family)
+
+
+def _codes(family: str, env: Mapping[str, str], mutant: str = "") -> Case:
+    return Case(env=env, rotations="orthogonal", mode="int2", family=family, mutant=mutant)
 
 
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
 LARGE_BATCHES = {"max_running_requests": 64, "chunked_prefill_size": 1024}
 SMALL_POOL = {"max_total_tokens": 640, "schedule_conservativeness": 0.1}
+MIXED_RANKS = {"enable_mixed_chunk": True, "tp_size": 2}
+FEW_SLIDING = {**MIXED_RANKS, "swa_full_tokens_ratio": 0.2}
+LEAST = {"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1"}
+ALL_SLIDING = {"max_total_tokens": 640, "swa_full_tokens_ratio": 1.0}
 
 CASES = {
-    "stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode=""),
-    "stock_at_once": Case({**STOCK, **LARGE_BATCHES}, {"SGLANG_PLUGINS": "none"}, mode=""),
+    "stock": _stock(),
+    "stock_at_once": _stock(engine={**STOCK, **LARGE_BATCHES}),
     "idle": Case(STOCK, mode=""),
     "fresh_workers": Case(spawn=True),
     "chunk_256": Case({"chunked_prefill_size": 256}),
     "page_16": Case({"page_size": 16}),
     "mixed_chunk": Case({"enable_mixed_chunk": True}),
-    "at_once": Case(
-        {"chunked_prefill_size": 256, "page_size": 16, "enable_mixed_chunk": True, "tp_size": 2},
-        RETRACT,
-    ),
+    "at_once": Case({"chunked_prefill_size": 256, "page_size": 16, **MIXED_RANKS}, RETRACT),
     "two_ranks": Case({"tp_size": 2}),
     "two_copies": Case({"dp_size": 2}),
     "retract": Case(env=RETRACT),
     "small_pool": Case(SMALL_POOL),
     "no_tail": Case(env=NO_TAIL, rotations="orthogonal"),
-    "least_windows": Case(env={"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1"}),
-    "least_windows_no_tail": Case(
-        env={"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1", **NO_TAIL}
-    ),
+    "least_windows": Case(env=LEAST),
+    "least_windows_no_tail": Case(env={**LEAST, **NO_TAIL}),
     "no_ring_start": Case(env=NO_TAIL, rotations="orthogonal", mutant="no_ring_start"),
     "ring_first": Case(mutant="ring_before_attention"),
     "one_matrix": Case(mutant="partner_is_forward"),
-    "experts_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="Qwen3Moe"),
+    "experts_stock": _stock("Qwen3Moe"),
     "experts": Case(family="Qwen3Moe"),
-    "transformers_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="smollm3"),
+    "transformers_stock": _stock("smollm3"),
     "transformers": Case(family="smollm3"),
-    "images_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="qwen3_vl"),
+    "images_stock": _stock("qwen3_vl"),
     "images": Case(family="qwen3_vl"),
-    "windows_stock": Case(STOCK, {"SGLANG_PLUGINS": "none"}, mode="", family="gemma3_text"),
+    "windows_stock": _stock("gemma3_text"),
     "windows": Case(env=FREE_AT_ONCE, family="gemma3_text"),
-    "windows_at_once": Case(
-        {"enable_mixed_chunk": True, "tp_size": 2, "swa_full_tokens_ratio": 0.2},
-        {**FREE_AT_ONCE, **RETRACT},
-        family="gemma3_text",
-    ),
+    "windows_at_once": Case(FEW_SLIDING, {**FREE_AT_ONCE, **RETRACT}, family="gemma3_text"),
     "windows_one_layer": Case(env=FREE_AT_ONCE, family="gemma3_text", mutant="one_layer"),
     "windows_wrong_slots": Case(
-        {"max_total_tokens": 640, "swa_full_tokens_ratio": 1.0},
-        FREE_AT_ONCE,
-        family="gemma3_text",
-        mutant="wrong_slots",
+        ALL_SLIDING, FREE_AT_ONCE, family="gemma3_text", mutant="wrong_slots"
     ),
-    "windows_int2": Case(
-        env=FREE_AT_ONCE, rotations="orthogonal", mode="int2", family="gemma3_text"
-    ),
-    **{
-        f"windows_{family}": Case(
-            env=FREE_AT_ONCE, rotations="orthogonal", mode="int2", family=family
-        )
-        for family in ("exaone4", "gpt_oss", "mellum")
-    },
-    "two_sizes_stock": Case(
-        {"enable_multimodal": False}, {"SGLANG_PLUGINS": "none"}, mode="", family="gemma4"
-    ),
+    "windows_int2": _codes("gemma3_text", FREE_AT_ONCE),
+    "windows_swapped": _codes("gemma3_text", FREE_AT_ONCE, "swapped_layers"),
+    "windows_exaone4": _codes("exaone4", FREE_AT_ONCE),
+    "windows_gpt_oss": _codes("gpt_oss", FREE_AT_ONCE),
+    "windows_mellum": _codes("mellum", FREE_AT_ONCE),
+    "two_sizes_stock": _stock("gemma4", {"enable_multimodal": False}),
     "two_sizes": Case(env=FREE_AT_ONCE, family="gemma4"),
-    "two_sizes_at_once": Case(
-        {"enable_mixed_chunk": True, "tp_size": 2, "swa_full_tokens_ratio": 0.2},
-        {**FREE_AT_ONCE, **RETRACT},
-        family="gemma4",
-    ),
-    "two_sizes_int2": Case(env=FREE_AT_ONCE, rotations="orthogonal", mode="int2", family="gemma4"),
-    "two_sizes_swapped": Case(
-        env=FREE_AT_ONCE,
-        rotations="orthogonal",
-        mode="int2",
-        family="gemma4",
-        mutant="swapped_layers",
-    ),
-    "windows_swapped": Case(
-        env=FREE_AT_ONCE,
-        rotations="orthogonal",
-        mode="int2",
-        family="gemma3_text",
-        mutant="swapped_layers",
-    ),
-    "hybrid_stock": Case(
-        {**STOCK, **FEWER_STATES},
-        {"SGLANG_PLUGINS": "none", **EXACT_STATE},
-        mode="",
-        family="Lfm2",
-    ),
+    "two_sizes_at_once": Case(FEW_SLIDING, {**FREE_AT_ONCE, **RETRACT}, family="gemma4"),
+    "two_sizes_int2": _codes("gemma4", FREE_AT_ONCE),
+    "two_sizes_swapped": _codes("gemma4", FREE_AT_ONCE, "swapped_layers"),
+    "hybrid_stock": _stock("Lfm2", {**STOCK, **FEWER_STATES}, **EXACT_STATE),
     "hybrid": Case(env=EXACT_STATE, family="Lfm2"),
-    "hybrid_at_once": Case(
-        {"enable_mixed_chunk": True, "tp_size": 2}, {**EXACT_STATE, **RETRACT}, family="Lfm2"
-    ),
+    "hybrid_at_once": Case(MIXED_RANKS, {**EXACT_STATE, **RETRACT}, family="Lfm2"),
     "hybrid_few_states": Case({"max_mamba_cache_size": 7}, EXACT_STATE, family="Lfm2"),
     "hybrid_one_layer": Case(env=EXACT_STATE, family="Lfm2", mutant="one_layer"),
-    "hybrid_int2": Case(env=EXACT_STATE, rotations="orthogonal", mode="int2", family="Lfm2"),
-    "hybrid_swapped": Case(
-        env=EXACT_STATE,
-        rotations="orthogonal",
-        mode="int2",
-        family="Lfm2",
-        mutant="swapped_layers",
-    ),
+    "hybrid_int2": _codes("Lfm2", EXACT_STATE),
+    "hybrid_swapped": _codes("Lfm2", EXACT_STATE, "swapped_layers"),
 }
 
 
 def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) -> None:
-    """Queue the cases `names`, all with the same requests."""
     for name in names:
         case = CASES[name]
         folders = rotations(engines.folder, GEOMETRIES.get(case.family, TINY))
@@ -197,15 +151,14 @@ def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) 
             }
         if case.family:
             engine["model_path"] = str(model(engines.folder / case.family, case.family))
-        counted = not case.spawn and "dp_size" not in engine
         job = {
             "engine": engine,
             "groups": groups,
-            "memory": counted,
+            "memory": not case.spawn and "dp_size" not in engine,
             "probe": name in ("stock", "idle"),
+            "heads": name == "idle",
+            "image": name == "two_sizes_int2",
         }
-        job["heads"] = name == "idle"
-        job["image"] = name == "two_sizes_int2"
         engines.start(name, env=env, job=job, spawn=case.spawn)
 
 
@@ -218,12 +171,8 @@ def model(folder: Path, family: str) -> Path:
             part = "text_config" if ARCHITECTURES[family].image else None
             change_config(folder, part=part, sliding_window=WINDOW)
     if not folder.exists():
-        shape = {
-            "vocab_size": 2048,
-            "num_hidden_layers": 4,
-            "head_dim": 64,
-            "max_position_embeddings": 2048,
-        }
+        shape = {"vocab_size": 2048, "num_hidden_layers": 4, "head_dim": 64}
+        shape["max_position_embeddings"] = 2048
         # On a CPU, SGLang pads experts to a multiple of 32 channels and leaves the padding as it
         # finds it.
         own = SHAPES.get(family, {"hidden_size": 64, "moe_intermediate_size": 32})
@@ -237,10 +186,7 @@ def rotations(folder: Path, geometry: Geometry = TINY) -> dict[str, Path]:
     general = (general_set(side, *shape, seed=seed) for seed, side in enumerate("kv"))
     orthogonal, layers = payload(geometry=geometry), geometry.attention_layers
     files = {
-        "orthogonal": {
-            **orthogonal,
-            FILE_NAME: manifest(orthogonal, geometry=geometry).to_bytes(),
-        },
+        "orthogonal": {**orthogonal, FILE_NAME: manifest(orthogonal, geometry=geometry).to_bytes()},
         "general": {
             f"{side}.pt": rotation_bytes(
                 replace(pair, layers=tuple(one for one in pair.layers if one.layer_id in layers))
@@ -266,7 +212,6 @@ def cores(engine: Mapping[str, Any], release: str) -> dict[str, str]:
 
 
 def test_mode(mode: str, mutant: str = "") -> dict[str, str]:
-    """Variables of a mode and a bug of `int2_test_plugin`."""
     return {"INT2_TEST_MODE": mode.removeprefix("int2"), "INT2_TEST_MUTANT": mutant}
 
 
@@ -274,7 +219,6 @@ test_mode.__test__ = False  # type: ignore[attr-defined]
 
 
 def answers(run: Mapping[str, Any], what: str = "tokens") -> dict[str, Any]:
-    """One thing about every request of a run, by group."""
     return {name: group[what] for name, group in run["groups"].items()}
 
 

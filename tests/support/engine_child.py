@@ -27,7 +27,6 @@ from unittest import mock
 
 
 def forked(name: str, spawn: bool) -> None:
-    """One job, in a process that `sglang_forks` forked for it."""
     if not spawn:
         fork_workers()
     main(Path(f"{name}.job"), Path(f"{name}.json"))
@@ -118,7 +117,6 @@ def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str
 
 
 def image(engine: Any) -> str:
-    """What a request with an image is answered with."""
     try:
         engine.generate(input_ids=[1, 2], image_data="nothing.png")
     except ValueError as error:
@@ -176,7 +174,6 @@ def resolve(prompt: Any, groups: dict[str, Any]) -> list[int]:
 
 
 def refusal(job: dict[str, Any]) -> str:
-    """What an Engine that must not start says."""
     import sglang
 
     with mock.patch.dict(os.environ, job.get("env", {})):
@@ -197,7 +194,7 @@ def probe() -> dict[str, Any]:
     from oscar_zoo.engines.sglang.compat import hook_targets
 
     load_plugins()
-    paths = [place.path for places in hook_targets.targets().values() for place in places]
+    paths = [path for _, _, path in hook_targets.targets()]
     found, patched = [], list[str]()
     for path in dict.fromkeys(paths):
         module, owner, name = path.rsplit(".", 2)
@@ -271,7 +268,6 @@ def empty(engine: Any) -> None:
 
 
 def left(engine: Any, out: Path) -> dict[str, float]:
-    """What `memory` counts now."""
     place = out.with_suffix(".memory")
     engine.collective_rpc("test_memory", path=str(place))
     counts: dict[str, float] = json.loads(place.read_text())

@@ -107,7 +107,6 @@ class Engines:
     def start(
         self, name: str, *, env: dict[str, str], job: dict[str, Any], spawn: bool = False
     ) -> None:
-        """Queue one Engine."""
         job = {**job, "engine": {**ENGINE, **job.get("engine", {})}}
         job["refused"] = [
             {**one, "engine": {**ENGINE, **one["engine"]}} for one in job.get("refused", ())
@@ -120,7 +119,6 @@ class Engines:
         return self._jobs[name].result()
 
     def log(self, name: str) -> str:
-        """Everything the child printed."""
         self.result(name)
         return (self.folder / f"{name}.log").read_text()
 
@@ -158,7 +156,6 @@ class Engines:
 
 
 def report_of(run: dict[str, Any]) -> dict[str, Any]:
-    """What the only worker of a run says."""
     (report,) = run["reports"]
     return dict(report)
 
@@ -190,7 +187,6 @@ def tokenizer() -> Callable[[str], list[int]]:
 
 
 def text_tokens() -> list[int]:
-    """The validation text of the example model as token ids."""
     return [*_text_tokens()]
 
 

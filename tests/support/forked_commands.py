@@ -3,7 +3,7 @@ too.
 
 That fresh processes import what they need cannot be tested so. These start them as users do:
 `tests/test_demo.py` and `tests/cli/test_serve.py` by our command line,
-`tests/engines/sglang/test_command_line.py` by SGLang's, and `test_engine_versions.py` beside it for
+`tests/engines/sglang/test_command_line.py` by SGLang's, and `test_engine_tokens.py` beside it for
 the workers of the other releases. A command that a test watches or ends is a `forked_process`.
 """
 
@@ -30,7 +30,6 @@ class ForkedCli(Cli):
 
 
 def forked(command: Sequence[object], environment: Mapping[str, str], folder: Path) -> Finished:
-    """Run Python with the arguments `command` to its end, in `folder`."""
     return forked_by(shared(), command, environment, folder, folder)
 
 
@@ -55,11 +54,15 @@ def forked_by(
     return Finished(code, out.read_text(), err.read_text())
 
 
-def _run(command: list[str], environment: dict[str, str], out: str) -> None:
-    """In the fork: the command, with its output in the file `out`."""
+def _run(command: list[str], environment: dict[str, str], out: str, number: str = "") -> None:
+    """In the fork: the command, with its output in the file `out` and its number in `number`."""
     fork_programs()
     with Path(out).open("wb") as stream:
         child = subprocess.Popen([sys.executable, *command], env=environment, stdout=stream)
+        if number:
+            written = Path(number).with_suffix(".tmp")
+            written.write_text(str(child.pid))
+            written.rename(number)
         sys.exit(child.wait())
 
 

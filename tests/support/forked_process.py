@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from forked_python import fork_programs
 from sglang_forks import connect
 
 POLL_SECONDS = 0.02
@@ -41,7 +38,6 @@ class Output:
         return iter(self.readline, "")
 
     def read(self) -> str:
-        """Everything that was not read yet, once the process has ended."""
         return "".join(self)
 
 
@@ -56,7 +52,7 @@ class ForkedProcess:
         forks, pool = connect(), ThreadPoolExecutor(1)
         self._code = pool.submit(
             forks.call,
-            "forked_process:_run",
+            "forked_commands:_run",
             folder,
             err,
             command=[*map(str, command)],
@@ -74,38 +70,22 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status; `None` while it runs."""
         return self._code.result() if self._code.done() else None
 
     def poll(self) -> int | None:
-        """See `returncode`."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end: the exit status."""
         return self._code.result(timeout)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for its end: what it wrote that nobody has read yet."""
         self.wait(timeout)
         return self.stdout.read(), self.stderr.read()
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill it, and nothing that it started."""
         self.send_signal(signal.SIGKILL)
-
-
-def _run(command: list[str], environment: dict[str, str], out: str, number: str) -> None:
-    """In the fork: the command, with its output in the file `out` and its number in `number`."""
-    fork_programs()
-    with Path(out).open("wb") as stream:
-        child = subprocess.Popen([sys.executable, *command], env=environment, stdout=stream)
-        written = Path(number).with_suffix(".tmp")
-        written.write_text(str(child.pid))
-        written.rename(number)
-        sys.exit(child.wait())

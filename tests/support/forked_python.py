@@ -138,7 +138,6 @@ def _fork_workers() -> None:
 
 
 def _status(how: str, what: str) -> int:
-    """Run the program to its end: the exit status."""
     try:
         if how == "-m":
             runpy.run_module(what, run_name="__main__", alter_sys=True)

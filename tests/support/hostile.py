@@ -32,7 +32,6 @@ from oscar_zoo.artifact.writer import rotation_bytes
 
 
 def corpus() -> Iterator[Case]:
-    """Every bad file with the code it must be refused with."""
     yield from hostile_archives.cases()
     yield from hostile_pickles.cases()
     yield from _schemas()
@@ -56,7 +55,6 @@ def shared_record() -> bytes:
 
 
 def code_of(outcome: Outcome) -> str:
-    """The stable word of an outcome."""
     if isinstance(outcome, Rejected):
         return outcome.code
     return outcome.kind if isinstance(outcome, Unsupported) else type(outcome).__name__
@@ -80,11 +78,8 @@ def _schemas() -> Iterator[Case]:
     yield "layers-text", "layers.empty", of(top(layers="x"))
     yield "key-text", "layers.key_type", of(top(layers={"0": layer(0), "1": layer(1)}))
     yield "key-mixed", "layers.key_type", of(top(layers={0: layer(0), "1": layer(1)}))
-    yield (
-        "key-negative",
-        "layers.id",
-        of(top(layers={-1: {**layer(1), "layer_id": -1}, 0: layer(0)})),
-    )
+    data = of(top(layers={-1: {**layer(1), "layer_id": -1}, 0: layer(0)}))
+    yield "key-negative", "layers.id", data
     yield "key-huge", "layers.id", of(top(layers={1 << 40: layer(0)}))
     yield "id-differs", "layers.id", of_layer(layer_id=0)
     yield "id-bool", "layers.id", of_layer(layer_id=True)
@@ -117,15 +112,11 @@ def _schemas() -> Iterator[Case]:
     yield "bare", "schema.foreign", of(matrix)
     yield "no-field", "schema.foreign", of({"weight": matrix})
     yield "codebooks", "pq_codebooks", of({"codebooks": matrix, "n_sub": 4})
-    yield (
-        "moments",
-        "moments",
-        of({"format_version": 2, "layers": {0: {"M_q": matrix, "count": 5}}}),
-    )
+    data = of({"format_version": 2, "layers": {0: {"M_q": matrix, "count": 5}}})
+    yield "moments", "moments", data
 
 
 def rotation_bytes_of_widths() -> bytes:
-    """Two layers of different width in one archive."""
     wide = Tensor("2", (4, 4))
     records = [r for r in good_records() if not str(r.name).endswith(("data/2", "data/3"))]
     records += [Record("archive/data/2", b"\0" * 64), Record("archive/data/3", b"\0" * 16)]
@@ -138,11 +129,8 @@ def _versions() -> Iterator[Case]:
     """Formats 2 and 3: contradictions between version, rank, grouping and companions."""
     yield "v2-rank-2", "tensor.shape", of(top(format_version=2, source_grouping="per_kv_head"))
     yield "v2-layer", "schema.grouping", of(top(format_version=2))
-    yield (
-        "v2-hadamard",
-        "schema.objective",
-        of(top(format_version=2, source_grouping="per_kv_head", objective="hadamard")),
-    )
+    data = of(top(format_version=2, source_grouping="per_kv_head", objective="hadamard"))
+    yield "v2-hadamard", "schema.objective", data
     yield "v3-bare", "schema.missing", of(top(format_version=3, objective="wush_k"))
     key = {"key": "wush", "centered": False, "orthogonal": True}
 
@@ -156,22 +144,16 @@ def _versions() -> Iterator[Case]:
     yield "v3-name", "schema.transform", v3({**key, "key": "<script>"})
     yield "v3-unknown", "schema.unknown_key", v3({**key, "more": 1})
     yield "v3-no-centered", "schema.missing", v3({"key": "wush", "orthogonal": True})
-    yield (
-        "v3-value-centered",
-        "schema.unknown_key",
-        v3({"value": "w", "centered": True, "orthogonal": True}, "wush_v"),
-    )
+    data = v3({"value": "w", "centered": True, "orthogonal": True}, "wush_v")
+    yield "v3-value-centered", "schema.unknown_key", data
     yield "v3-objective", "schema.objective", v3(key, "WUSH")
     yield "v3-contradiction", "schema.objective", v3(key, "wush_v")
     yield "v3-no-partner", "schema.missing", v3({**key, "orthogonal": False})
     yield "v3-no-mean", "schema.missing", v3({**key, "centered": True})
     extra = Tensor("4", (8, 8))
     layers = {0: layer(0, q_rotation=extra), 1: layer(1)}
-    yield (
-        "v3-partner-unasked",
-        "schema.unknown_key",
-        of(top(format_version=3, objective="wush_k", transform=key, layers=layers)),
-    )
+    data = of(top(format_version=3, objective="wush_k", transform=key, layers=layers))
+    yield "v3-partner-unasked", "schema.unknown_key", data
     wrong = {i: layer(i, o_rotation=extra) for i in tiny.LAYERS}
     yield (
         "v3-wrong-partner",
@@ -203,11 +185,8 @@ def _numbers() -> Iterator[Case]:
         poisoned = matrix.copy()
         poisoned[3, 4] = value
         yield f"matrix-{label}", "not_finite", changed(forward=poisoned)
-        yield (
-            f"eigenvalue-{label}",
-            "not_finite",
-            changed(eigenvalues=np.append(values[:-1], one(value))),
-        )
+        data = changed(eigenvalues=np.append(values[:-1], one(value)))
+        yield f"eigenvalue-{label}", "not_finite", data
     bf16 = (matrix.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     yield "bf16", "not_orthogonal", changed(forward=bf16)
     yield "fp16", "not_orthogonal", changed(forward=matrix.astype(np.float16))
@@ -218,38 +197,25 @@ def _numbers() -> Iterator[Case]:
     yield "all-zero", "eigenvalues.sign", changed(eigenvalues=values * one(0))
     yield "negative", "eigenvalues.sign", changed(eigenvalues=np.append(one(-1), values[1:]))
     yield "all-ones", "eigenvalues.all_ones", changed(eigenvalues=np.ones(8))
-    yield (
-        "hadamard-eigenvalues",
-        "eigenvalues.all_ones",
-        rotation_bytes(tiny.change(tiny.hadamard_set(), eigenvalues=values)),
-    )
+    data = rotation_bytes(tiny.change(tiny.hadamard_set(), eigenvalues=values))
+    yield "hadamard-eigenvalues", "eigenvalues.all_ones", data
     yield "identity-matrix", "content.identity", changed(forward=np.eye(8))
     yield "permutation", "content.permutation", changed(forward=np.eye(8)[::-1])
     yield "signed-permutation", "content.permutation", changed(forward=-np.eye(8)[::-1])
-    yield (
-        "plain-hadamard",
-        "content.hadamard",
-        changed(forward=tiny.hadamard_set().layers[0].forward),
-    )
-    yield (
-        "not-hadamard",
-        "content.not_hadamard",
-        rotation_bytes(tiny.change(tiny.hadamard_set(), forward=matrix)),
-    )
+    data = changed(forward=tiny.hadamard_set().layers[0].forward)
+    yield "plain-hadamard", "content.hadamard", data
+    data = rotation_bytes(tiny.change(tiny.hadamard_set(), forward=matrix))
+    yield "not-hadamard", "content.not_hadamard", data
     yield "equal-layers", "content.equal_layers", changed(forward=good.layers[0].forward)
     partnered = tiny.partnered_set()
     partner = partnered.layers[-1].partner.copy()
-    yield (
-        "partner",
-        "not_inverse",
-        rotation_bytes(tiny.change(partnered, partner=partner * one(1.0001))),
-    )
+    data = rotation_bytes(tiny.change(partnered, partner=partner * one(1.0001)))
+    yield "partner", "not_inverse", data
     mean = np.full((2, 8), np.nan, dtype=np.float32)
     yield "mean-nan", "not_finite", rotation_bytes(tiny.change(partnered, mean=mean))
 
 
 def main() -> None:
-    """Verify the corpus, every file in a fork of its own."""
     rows = []
     for name, expected, data in (*corpus(), ("shared-record", "Verified", shared_record())):
         said, asked = os.pipe()

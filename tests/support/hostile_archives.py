@@ -106,13 +106,11 @@ def good_file() -> bytes:
 
 
 def good_records(data: bytes | None = None) -> list[Record]:
-    """Records of the good file."""
     found = read_archive(good_file() if data is None else data, what="good")
     return [Record(f"archive/{name}", bytes(content)) for name, content in found.items()]
 
 
 def with_record(index: int, **changes: Any) -> bytes:
-    """The good file with one record changed."""
     records = good_records()
     for name, value in changes.items():
         setattr(records[index], name, value)
@@ -120,14 +118,12 @@ def with_record(index: int, **changes: Any) -> bytes:
 
 
 def with_content(name: str, content: bytes) -> bytes:
-    """The good file with other content in one record."""
     records = good_records()
     next(record for record in records if record.name == f"archive/{name}").content = content
     return archive(records)
 
 
 def cases() -> Iterator[Case]:
-    """Bad files, bad archives, bad record names."""
     yield from _files()
     yield from _archives()
     yield from _names()
@@ -173,11 +169,8 @@ def _archives() -> Iterator[Case]:
         yield f"zip64-{place}", "zip.zip64", archive(good, zip64=place)
     for lie in ("disk64", "shift64", "disks64"):
         yield f"zip64-locator-{lie}", "zip.zip64", archive(good, **{"zip64": 0, lie: 2})
-    yield (
-        "gap",
-        "zip.gap",
-        archive([good[0], Record(good[1].name, good[1].content, before=b"x"), *good[2:]]),
-    )
+    data = archive([good[0], Record(good[1].name, good[1].content, before=b"x"), *good[2:]])
+    yield "gap", "zip.gap", data
     yield "overlap", "zip.gap", with_record(2, central={"offset": 0})
     yield "offset-far", "zip.gap", with_record(2, central={"offset": 0xFFFFFF00})
     yield "duplicate", "zip.duplicate", archive([*good, good[1]])
@@ -190,11 +183,8 @@ def _archives() -> Iterator[Case]:
     yield "method-local", "zip.header", with_record(2, local={"method": 8})
     yield "time-local", "zip.header", with_record(2, local={"time": 1})
     yield "needed-local", "zip.header", with_record(2, local={"needed": 20})
-    yield (
-        "name-local",
-        "zip.header",
-        archive(good).replace(b"archive/data/1FB", b"archive/data/7FB", 1),
-    )
+    data = archive(good).replace(b"archive/data/1FB", b"archive/data/7FB", 1)
+    yield "name-local", "zip.header", data
     yield "size-bomb", "zip.size", with_record(2, size=0x7FFFFFFF)
     yield "size-plus", "zip.crc", with_record(2, size=len(good[2].content) + 1)
     yield "stored-central", "zip.method", with_record(2, central={"stored": 1})
@@ -214,21 +204,15 @@ def _archives() -> Iterator[Case]:
     yield "entry-made-by", "zip.field", with_record(2, central={"made_by": 63})
     yield "extra-other", "zip.padding", with_record(2, extra=b"UP\1\0x")
     yield "extra-hidden", "zip.padding", with_record(2, extra=b"FB\4\0evil")
-    yield (
-        "extra-long",
-        "zip.padding",
-        with_record(2, extra=b"FB" + struct.pack("<H", 400) + b"Z" * 400),
-    )
+    data = with_record(2, extra=b"FB" + struct.pack("<H", 400) + b"Z" * 400)
+    yield "extra-long", "zip.padding", data
     yield "extra-length", "zip.padding", with_record(2, extra=b"FB\5\0ZZZZ")
     yield "descriptor-crc", "zip.descriptor", _streamed(streamed, 1)
     yield "descriptor-size", "zip.descriptor", _streamed(streamed, 2)
     yield "descriptor-magic", "zip.descriptor", _streamed(streamed, 0)
     filled = {"crc": zlib.crc32(good[2].content), "stored": 0, "size": 0}
-    yield (
-        "streamed-local",
-        "zip.header",
-        archive([*streamed[:2], Record(*_two(good[2]), flags=8, local=filled)]),
-    )
+    data = archive([*streamed[:2], Record(*_two(good[2]), flags=8, local=filled)])
+    yield "streamed-local", "zip.header", data
 
 
 def _two(record: Record) -> tuple[str | bytes, bytes]:

@@ -37,7 +37,6 @@ class Tensor:
 
 
 def op(value: Any) -> bytes:
-    """Opcodes that build `value`."""
     match value:
         case Raw():
             return value.code
@@ -84,8 +83,7 @@ def _tensor(t: Tensor) -> bytes:
 
 
 def top(**changes: Any) -> dict[Any, Any]:
-    """The value in the good file, tensors by record number; `changes` to top-level keys, `None`
-    removes one."""
+    """The value in the good file; `changes` to top-level keys, `None` removes one."""
     layers = {i: layer(i) for i in tiny.LAYERS}
     value = {
         "format_version": 1,
@@ -109,22 +107,18 @@ def layer(index: int, **changes: Any) -> dict[str, Any]:
 
 
 def of_pickle(code: bytes) -> bytes:
-    """The good archive around the pickle `code`."""
     return with_content("data.pkl", code)
 
 
 def of(value: Any) -> bytes:
-    """The good archive around a pickle of `value`."""
     return of_pickle(b"\x80\x02" + op(value) + b".")
 
 
 def of_layer(**changes: Any) -> bytes:
-    """The good file with a changed second layer."""
     return of(top(layers={0: layer(0), 1: layer(1, **changes)}))
 
 
 def cases() -> Iterator[Case]:
-    """Bad pickles and bad tensors."""
     yield from _pickles()
     yield from _tensors()
 
@@ -172,27 +166,18 @@ def _pickles() -> Iterator[Case]:
         b"torch\nload\n",
         b"torch._utils\n_rebuild_parameter\n",
     ):
-        yield (
-            f"global-{name.split()[-1].decode()}",
-            "pickle.global",
-            of_pickle(b"\x80\x02c" + name + b"."),
-        )
-    yield (
-        "global-space",
-        "pickle.global",
-        of_pickle(b"\x80\x02ctorch._utils _rebuild_tensor_v2\n\n."),
-    )
+        data = f"global-{name.split()[-1].decode()}"
+        yield data, "pickle.global", of_pickle(b"\x80\x02c" + name + b".")
+    data = of_pickle(b"\x80\x02ctorch._utils _rebuild_tensor_v2\n\n.")
+    yield "global-space", "pickle.global", data
     yield "global-endless", "pickle.global", of_pickle(b"\x80\x02c" + b"a" * 5000)
     yield "global-unicode", "pickle.global", of_pickle(b"\x80\x02ct\xc3\xb6rch\nx\n.")
     yield "call-text", "pickle.reduce", of(Raw(op("os") + b")R"))
     yield "call-storage", "pickle.reduce", of(Raw(b"ctorch\nFloatStorage\n)R"))
     yield "call-ordered", "pickle.reduce", of(Raw(b"ccollections\nOrderedDict\n" + op((1,)) + b"R"))
     yield "call-short", "pickle.reduce", of(Raw(b"ctorch._utils\n_rebuild_tensor_v2\n)R"))
-    yield (
-        "call-no-storage",
-        "pickle.reduce",
-        of(Raw(b"ctorch._utils\n_rebuild_tensor_v2\n(NNNNNNtR")),
-    )
+    data = of(Raw(b"ctorch._utils\n_rebuild_tensor_v2\n(NNNNNNtR"))
+    yield "call-no-storage", "pickle.reduce", data
     yield "key-bool", "pickle.key", of({True: 1})
     yield "key-none", "pickle.key", of({None: 1})
     yield "key-float", "pickle.key", of({1.5: 1})
@@ -205,16 +190,10 @@ def _pickles() -> Iterator[Case]:
     yield "tuple-no-mark", "pickle.stack", of(Raw(b"t"))
     yield "below-mark", "pickle.stack", of(Raw(b"K\1(\x85"))
     yield "value-tuple", "pickle.value", of(top(calibration={"tokens": (1,)}))
-    yield (
-        "value-global",
-        "pickle.value",
-        of(top(calibration={"tokens": Raw(b"ctorch\nFloatStorage\n")})),
-    )
-    yield (
-        "value-ordered",
-        "pickle.value",
-        of(top(calibration=Raw(b"ccollections\nOrderedDict\n)R"))),
-    )
+    data = of(top(calibration={"tokens": Raw(b"ctorch\nFloatStorage\n")}))
+    yield "value-global", "pickle.value", data
+    data = of(top(calibration=Raw(b"ccollections\nOrderedDict\n)R")))
+    yield "value-ordered", "pickle.value", data
     yield "value-nan", "pickle.value", of(top(calibration={"created_at_unix": float("nan")}))
     yield "value-inf", "pickle.value", of(top(calibration={"created_at_unix": float("inf")}))
     yield "tuple-of-dict", "pickle.value", of(Raw(b"}\x85"))
@@ -304,11 +283,8 @@ def _tensors() -> Iterator[Case]:
     yield "rank-4", "tensor.shape", matrix(shape=(1, 1, d, d))
     yield "empty-axis", "tensor.shape", matrix(shape=(0, d), numel=d * d)
     yield "negative-axis", "tensor.shape", matrix(shape=(-d, -d))
-    yield (
-        "overflow",
-        "tensor.size",
-        matrix(shape=(1 << 30, 1 << 30, 1 << 30), numel=64, stride=(1 << 60, 1 << 30, 1)),
-    )
+    data = matrix(shape=(1 << 30, 1 << 30, 1 << 30), numel=64, stride=(1 << 60, 1 << 30, 1))
+    yield "overflow", "tensor.size", data
     yield "view", "tensor.size", matrix(numel=2 * d * d)
     yield "rank-3", "tensor.shape", matrix(shape=(1, d, d))
     yield "not-square", "tensor.shape", matrix(shape=(d // 2, d * 2))

@@ -33,11 +33,8 @@ def sampled(field: str, **given: Any) -> Case:
 
 
 def completion(field: str, **given: Any) -> Case:
-    return (
-        "/v1/completions",
-        {"model": "default", "prompt": "Hello", "max_tokens": 2, **given},
-        field,
-    )
+    body = {"model": "default", "prompt": "Hello", "max_tokens": 2, **given}
+    return "/v1/completions", body, field
 
 
 def chat(field: str, **given: Any) -> Case:
@@ -46,6 +43,12 @@ def chat(field: str, **given: Any) -> Case:
     return "/v1/chat/completions", body, field
 
 
+def tagged(content: dict[str, Any]) -> Case:
+    tag = json.dumps({"type": "structural_tag", "format": content})
+    return sampled("structural_tag", structural_tag=tag)
+
+
+SLOW_GRAMMAR = "root ::= " + '("a"? "b"*) ' * 2000
 BAD = {
     "a token beyond the vocabulary": native("input_ids", input_ids=[99999999]),
     "the first token beyond it": native("input_ids", input_ids=[5, VOCABULARY]),
@@ -111,35 +114,16 @@ BAD = {
         json_schema=json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(2500)}}),
     ),
     "a deep schema": sampled("json_schema", json_schema='{"not":' * 200 + "{}" + "}" * 200),
-    "a grammar that takes minutes to compile": sampled(
-        "ebnf", ebnf="root ::= " + '("a"? "b"*) ' * 2000
-    ),
-    "a tag with such a grammar": sampled(
-        "structural_tag",
-        structural_tag=json.dumps(
-            {
-                "type": "structural_tag",
-                "format": {"type": "grammar", "grammar": "root ::= " + '("a"? "b"*) ' * 2000},
-            }
-        ),
-    ),
+    "a grammar that takes minutes to compile": sampled("ebnf", ebnf=SLOW_GRAMMAR),
+    "a tag with such a grammar": tagged({"type": "grammar", "grammar": SLOW_GRAMMAR}),
     "a schema with such a pattern": sampled(
         "json_schema", json_schema=json.dumps({"type": "string", "pattern": "(a?b?){3000}"})
     ),
     "a grammar that takes longer with each token": sampled(
         "ebnf", ebnf="root ::= e\ne ::= e e | [a-z]"
     ),
-    "a tag that takes longer with each token": sampled(
-        "structural_tag",
-        structural_tag=json.dumps(
-            {
-                "type": "structural_tag",
-                "format": {
-                    "type": "star",
-                    "content": {"type": "star", "content": {"type": "any_text"}},
-                },
-            }
-        ),
+    "a tag that takes longer with each token": tagged(
+        {"type": "star", "content": {"type": "star", "content": {"type": "any_text"}}}
     ),
     "a tag that is none": sampled("structural_tag", structural_tag="x"),
     "a temperature that is text": sampled("temperature", temperature="x"),

@@ -8,13 +8,11 @@ listings alone. They are not for redirects and refusals, which do not count as h
 from __future__ import annotations
 
 import fnmatch
-import functools
 import inspect
-import itertools
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,17 +22,6 @@ from hub_wire import ReadFile, Reply, Request
 Answer = Callable[[], Reply]
 _READS = ("GET",)
 _ALL = ("GET", "HEAD", "POST", "PUT", "DELETE")
-_serial = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A fault: what it does and which requests it is for."""
-
-    run: Callable[..., Reply]
-    methods: tuple[str, ...]
-    content: bool
-    path: str
 
 
 @dataclass(eq=False)
@@ -47,7 +34,6 @@ class Fault:
     methods: tuple[str, ...]
     arguments: dict[str, Any]
     files_only: bool
-    owner: Faults = field(repr=False)
     hits: int = 0
 
     def matches(self, request: Request) -> bool:
@@ -58,10 +44,6 @@ class Fault:
             return False
         names = (request.path, unquote(request.target), request.file or "")
         return any(fnmatch.fnmatchcase(name, self.path) for name in names)
-
-    def remove(self) -> None:
-        """Switch it off."""
-        self.owner.remove(self)
 
 
 class Faults:
@@ -80,29 +62,15 @@ class Faults:
         arguments: dict[str, Any],
     ) -> Fault:
         """Switch a fault on."""
-        if kind not in _KINDS:
-            raise ValueError(f"no fault {kind!r}; there are {', '.join(sorted(_KINDS))}")
-        what = _KINDS[kind]
-        inspect.signature(what.run).bind(None, None, None, **arguments)
-        methods = what.methods if method is None else (method.upper(),)
+        inspect.signature(_KINDS[kind]).bind(None, None, None, **arguments)
+        of_content = kind in _OF_CONTENT
+        methods = (method.upper(),) if method else _READS if of_content else _ALL
         everywhere = path in (None, "*")
-        fault = Fault(
-            kind,
-            what.path if everywhere else str(path),
-            times,
-            methods,
-            arguments,
-            what.content and everywhere,
-            self,
-        )
+        where = "*" if path is None else path
+        fault = Fault(kind, where, times, methods, arguments, of_content and everywhere)
         with self._lock:
             self._active.insert(0, fault)
         return fault
-
-    def remove(self, fault: Fault) -> None:
-        """Switch a fault off; twice is fine."""
-        with self._lock:
-            self._active = [other for other in self._active if other is not fault]
 
     def clear(self) -> None:
         """Switch all off."""
@@ -117,10 +85,9 @@ class Faults:
                 fault.hits += 1
         if fault is None:
             return answer()
-        kind = _KINDS[fault.kind]
+        checked = _with_content(answer) if fault.kind in _OF_CONTENT else answer
         try:
-            checked = functools.partial(_with_content, answer) if kind.content else answer
-            return kind.run(self._hub, request, checked, **fault.arguments)
+            return _KINDS[fault.kind](self._hub, request, checked, **fault.arguments)
         except _NoContent as none:
             with self._lock:
                 fault.hits -= 1
@@ -135,45 +102,62 @@ class _NoContent(Exception):
         self.reply = reply
 
 
-def _with_content(answer: Answer) -> Reply:
-    reply = answer()
-    if reply.status not in (200, 206):
-        raise _NoContent(reply)
-    return reply
+def _with_content(answer: Answer) -> Answer:
+    def checked() -> Reply:
+        reply = answer()
+        if reply.status not in (200, 206):
+            raise _NoContent(reply)
+        return reply
+
+    return checked
 
 
-_KINDS: dict[str, _Kind] = {}
+_KINDS: dict[str, Callable[..., Reply]] = {}
+_OF_CONTENT: set[str] = set()
 
 
-def _fault(
-    methods: tuple[str, ...] = _ALL, *, content: bool = False, path: str = "*"
-) -> Callable[..., Any]:
-    def register(run: Callable[..., Reply]) -> Callable[..., Reply]:
-        _KINDS[run.__name__] = _Kind(run, methods, content, path)
-        return run
-
-    return register
+def _fault(run: Callable[..., Reply]) -> Callable[..., Reply]:
+    _KINDS[run.__name__] = run
+    return run
 
 
-@_fault(_READS, content=True)
+def _of_content(run: Callable[..., Reply]) -> Callable[..., Reply]:
+    _OF_CONTENT.add(run.__name__)
+    return _fault(run)
+
+
+def _changed(request: Request, answer: Answer, change: Callable[[bytes, ReadFile], bytes]) -> Reply:
+    request.content = change
+    return answer()
+
+
+@_of_content
+def edit(
+    hub: HubState, request: Request, answer: Answer, *, change: Callable[[bytes], bytes]
+) -> Reply:
+    """Serve what `change` makes of the content."""
+    return _changed(request, answer, lambda data, read: change(data))
+
+
+@_of_content
 def flip(hub: HubState, request: Request, answer: Answer, *, at: int = 0) -> Reply:
     """Invert the byte `at` (negative: from the end) of the content."""
 
-    def flipped(data: bytes) -> bytes:
+    def flipped(data: bytes, read: ReadFile) -> bytes:
         changed = bytearray(data)
         changed[at] ^= 0xFF
         return bytes(changed)
 
-    return _content(request, answer, lambda data, read: flipped(data))
+    return _changed(request, answer, flipped)
 
 
-@_fault(_READS, content=True)
+@_of_content
 def lfs_pointer(hub: HubState, request: Request, answer: Answer) -> Reply:
     """Serve the text of the pointer instead of the content."""
-    return _content(request, answer, lambda data, read: Blob(data, lfs=True).pointer)
+    return _changed(request, answer, lambda data, read: Blob(data, lfs=True).pointer)
 
 
-@_fault(_READS, content=True)
+@_of_content
 def empty(hub: HubState, request: Request, answer: Answer) -> Reply:
     """An empty body."""
     reply = answer()
@@ -181,35 +165,13 @@ def empty(hub: HubState, request: Request, answer: Answer) -> Reply:
     return reply
 
 
-@_fault(_READS, content=True)
+@_of_content
 def swap(hub: HubState, request: Request, answer: Answer, *, other: str) -> Reply:
     """Serve the content of the path `other` of the same revision."""
-    return _content(request, answer, lambda data, read: read(other))
+    return _changed(request, answer, lambda data, read: read(other))
 
 
-@_fault(_READS, content=True)
-def hole(hub: HubState, request: Request, answer: Answer, *, at: int, n: int) -> Reply:
-    """Bytes `at` to `at + n` of the content are zero."""
-    return _content(request, answer, lambda data, read: data[:at] + bytes(n) + data[at + n :])
-
-
-@_fault(_READS, content=True)
-def exchange(hub: HubState, request: Request, answer: Answer, *, at: int, n: int) -> Reply:
-    """The first `n` bytes of the content and those at `at` change places."""
-    return _content(
-        request,
-        answer,
-        lambda data, read: data[at : at + n] + data[n:at] + data[:n] + data[at + n :],
-    )
-
-
-@_fault(_READS, content=True)
-def repeat(hub: HubState, request: Request, answer: Answer, *, at: int, n: int) -> Reply:
-    """Bytes `at` to `at + n` of the content come twice."""
-    return _content(request, answer, lambda data, read: data[: at + n] + data[at:])
-
-
-@_fault(_READS, content=True)
+@_of_content
 def cut(hub: HubState, request: Request, answer: Answer, *, after: int = 0) -> Reply:
     """Close the connection after so many bytes of the body."""
     reply = answer()
@@ -217,7 +179,7 @@ def cut(hub: HubState, request: Request, answer: Answer, *, after: int = 0) -> R
     return reply
 
 
-@_fault(_READS, content=True)
+@_of_content
 def extra(
     hub: HubState, request: Request, answer: Answer, *, n: int = 1, honest: bool = True
 ) -> Reply:
@@ -230,7 +192,7 @@ def extra(
     return reply
 
 
-@_fault(("GET", "HEAD"), content=True)
+@_of_content
 def wrong_length(hub: HubState, request: Request, answer: Answer, *, by: int = 1) -> Reply:
     """State a Content-Length that is off by so many bytes."""
     reply = answer()
@@ -238,7 +200,7 @@ def wrong_length(hub: HubState, request: Request, answer: Answer, *, by: int = 1
     return reply
 
 
-@_fault()
+@_fault
 def status(
     hub: HubState,
     request: Request,
@@ -251,46 +213,34 @@ def status(
 ) -> Reply:
     """Answer with this status and nothing else; the request does nothing."""
     message = f"injected status {code}"
-    reply = Reply(code, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    told: dict[str, object] = {"error": message}
     if request.segments[:2] == ("api", "v1"):
-        reply.body = json.dumps(
-            {"Code": error_code or code, "Success": False, "Message": message, "Data": None}
-        ).encode()
+        told = {"Code": error_code or code, "Success": False, "Message": message, "Data": None}
     else:
-        reply.body = json.dumps({"error": message}).encode()
-        reply.headers["X-Error-Message"] = message
+        headers["X-Error-Message"] = message
         if error_code is not None:
-            reply.headers["X-Error-Code"] = str(error_code)
-    if body is not None:
-        reply.body = body.encode() if isinstance(body, str) else body
+            headers["X-Error-Code"] = str(error_code)
     if retry_after is not None:
-        reply.headers["Retry-After"] = str(retry_after)
-    return reply
+        headers["Retry-After"] = str(retry_after)
+    content = json.dumps(told) if body is None else body
+    return Reply(code, headers, content.encode() if isinstance(content, str) else content)
 
 
-@_fault(path="*/tag*", methods=("POST",))
-def refuse_tag(hub: HubState, request: Request, answer: Answer, *, status: int = 403) -> Reply:
-    """Take commits, but no tag."""
-    return _KINDS["status"].run(hub, request, answer, code=status)
-
-
-@_fault()
+@_fault
 def html(hub: HubState, request: Request, answer: Answer) -> Reply:
     """A page for people with status 200, as captive portals and proxies send it."""
-    page = (
-        b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please sign"
-        b" in</body></html>"
-    )
+    page = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please</body></html>"
     return Reply(200, {"Content-Type": "text/html; charset=utf-8"}, page)
 
 
-@_fault()
+@_fault
 def black_hole(hub: HubState, request: Request, answer: Answer) -> Reply:
     """Take the request and never answer."""
     return Reply(hang=True)
 
 
-@_fault()
+@_fault
 def slow(
     hub: HubState,
     request: Request,
@@ -305,7 +255,7 @@ def slow(
     return reply
 
 
-@_fault()
+@_fault
 def reset(hub: HubState, request: Request, answer: Answer, *, after: int | None = None) -> Reply:
     """End the connection with RST: at once, or after so many bytes of the body."""
     reply = answer() if after is not None else Reply()
@@ -313,64 +263,46 @@ def reset(hub: HubState, request: Request, answer: Answer, *, after: int | None 
     return reply
 
 
-@_fault()
+@_fault
 def drop_header(hub: HubState, request: Request, answer: Answer, *, name: str) -> Reply:
     """Leave one header out."""
     reply = answer()
-    reply.headers = {
-        key: value for key, value in reply.headers.items() if key.lower() != name.lower()
-    }
+    kept = {key: value for key, value in reply.headers.items() if key.lower() != name.lower()}
+    reply.headers = kept
     if name.lower() == "content-length":
         reply.length = -1
     return reply
 
 
-@_fault()
+@_fault
 def redirect(
     hub: HubState, request: Request, answer: Answer, *, to: str = "same", code: int = 302
 ) -> Reply:
     """Send the client to the same path `same`: same port, `port`: same name, other port, `cdn`:
-    other name, or a URL.
-
-    `http` is the port that never speaks TLS. A request that was redirected is answered.
-    """
+    other name, `http`: the port that never speaks TLS, or to a URL. A request that was redirected
+    is answered."""
     if request.query.get("redirected"):
         return answer()
     bases = {
         "same": hub.url,
         "cdn": hub.cdn_url,
         "port": hub.cdn_url.replace("localhost", "127.0.0.1"),
+        "http": hub.plain_url,
     }
-    bases["http"] = hub.plain_url
-    where = to
     if to in bases:
-        where = f"{bases[to]}{request.target}{'&' if '?' in request.target else '?'}redirected=1"
-    return Reply(code, {"Location": where})
+        to = f"{bases[to]}{request.target}{'&' if '?' in request.target else '?'}redirected=1"
+    return Reply(code, {"Location": to})
 
 
-@_fault()
+@_fault
 def move(hub: HubState, request: Request, answer: Answer, *, call: Callable[[], object]) -> Reply:
     """Call `call`, which changes a repository, and answer from what it left."""
     call()
     return answer()
 
 
-@_fault(path="*/commit/*", methods=("POST",))
-def second_writer(
-    hub: HubState, request: Request, answer: Answer, *, call: Callable[[], object]
-) -> Reply:
-    """Call `call` between a client's listing and its commit."""
-    call()
-    return answer()
-
-
-@_fault()
+@_fault
 def lose_reply(hub: HubState, request: Request, answer: Answer) -> Reply:
     """Do the work and close the connection without a reply."""
     answer()
     return Reply(silent=True)
-
-
-def _content(request: Request, answer: Answer, change: Callable[[bytes, ReadFile], bytes]) -> Reply:
-    request.content = change
-    return answer()

@@ -37,8 +37,6 @@ def answer(hub: HubState, request: Request) -> Reply:
             return _api(hub, request, f"{owner}/{name}", rest)
         case ("POST", owner, name, "info", "lfs", "objects", "batch") if name.endswith(".git"):
             return batch(hub, request, f"{owner}/{name.removesuffix('.git')}")
-        case ("POST", owner, name, "info", "lfs", "verify") if name.endswith(".git"):
-            return verify(request, readable(hub, request, f"{owner}/{name.removesuffix('.git')}"))
         case ("GET", owner, name, "resolve", revision, *path):
             return _resolve(hub, request, f"{owner}/{name}", revision, "/".join(path))
     return as_json({"error": "Not Found"}, 404)
@@ -51,9 +49,7 @@ def _api(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Repl
         case ("GET", "revision", revision):
             return _info(readable(hub, request, repo_id), revision, request)
         case ("GET", "refs"):
-            return _refs(readable(hub, request, repo_id), request)
-        case ("GET", "commits", revision):
-            return _log(readable(hub, request, repo_id), revision)
+            return _refs(readable(hub, request, repo_id))
         case ("GET", "tree", revision, *path):
             return _tree(hub, request, readable(hub, request, repo_id), revision, "/".join(path))
         case ("POST", "paths-info", revision):
@@ -64,15 +60,7 @@ def _api(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Repl
             return commit(hub, request, writable(hub, request, repo_id), branch)
         case ("POST", "tag", revision):
             return tag(request, writable(hub, request, repo_id), revision)
-        case ("DELETE", "tag", name):
-            return untag(writable(hub, request, repo_id), name)
-        case ("POST", "branch", branch):
-            return branch(request, writable(hub, request, repo_id), branch)
     return as_json({"error": "Not Found"}, 404)
-
-
-def _date(commit: Commit) -> str:
-    return datetime.fromtimestamp(commit.time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def _whoami(request: Request) -> Reply:
@@ -90,78 +78,37 @@ def _whoami(request: Request) -> Reply:
 
 def _info(repo: Repository, revision: str | None, request: Request) -> Reply:
     commit = at(repo, revision or repo.default_branch)
-    siblings = []
-    for path, blob in commit.blobs.items():
-        sibling: dict[str, Any] = {"rfilename": path}
-        if request.query.get("blobs", "").lower() in ("1", "true"):
-            sibling |= {"size": len(blob.data), "blobId": blob.git_oid}
-            if blob.lfs and not repo.no_sha256:
-                sibling["lfs"] = {
-                    "sha256": blob.sha256,
-                    "size": len(blob.data),
-                    "pointerSize": len(blob.pointer),
-                }
-        siblings.append(sibling)
-    about = {
-        "id": repo.id,
-        "modelId": repo.id,
-        "author": repo.id.split("/")[0],
-        "sha": commit.oid,
-        "disabled": False,
-    }
-    flags: dict[str, Any] = {
-        "private": repo.private,
-        "gated": "manual" if repo.gated else False,
-        "tags": [],
-        "downloads": 0,
-        "likes": 0,
-    }
-    return as_json(about | flags | {"lastModified": _date(commit), "siblings": siblings})
+    names = {"id": repo.id, "modelId": repo.id, "author": repo.id.split("/")[0], "sha": commit.oid}
+    gated = "manual" if repo.gated else False
+    flags = {"private": repo.private, "gated": gated, "disabled": False, "tags": []}
+    date = datetime.fromtimestamp(commit.time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    siblings = [{"rfilename": path} for path in commit.blobs]
+    counts = {"downloads": 0, "likes": 0, "lastModified": date, "siblings": siblings}
+    return as_json(names | flags | counts)
 
 
-def _refs(repo: Repository, request: Request) -> Reply:
-    with repo.lock:
-        refs: dict[str, list[dict[str, str]]] = {
-            "branches": [
-                _ref(name, f"refs/heads/{name}", oid) for name, oid in repo.branches.items()
-            ],
-            "converts": [],
-            "tags": [_ref(name, f"refs/tags/{name}", oid) for name, oid in repo.tags.items()],
-        }
-        if request.query.get("include_prs") == "1":
-            refs["pullRequests"] = [
-                _ref(pull.branch, pull.branch, pull.commit.oid) for pull in repo.pulls
-            ]
-    return as_json(refs)
-
-
-def _ref(name: str, ref: str, oid: str) -> dict[str, str]:
-    return {"name": name, "ref": ref, "targetCommit": oid}
-
-
-def _log(repo: Repository, revision: str) -> Reply:
-    commits = repo.log(at(repo, revision).oid)[::-1]
-    entry = {"authors": [{"user": "tester"}], "message": ""}
-    return as_json(
-        [
-            entry | {"id": commit.oid, "date": _date(commit), "title": commit.message}
-            for commit in commits
+def _refs(repo: Repository) -> Reply:
+    def told(names: dict[str, str], kind: str) -> list[dict[str, str]]:
+        return [
+            {"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": oid}
+            for name, oid in names.items()
         ]
-    )
+
+    with repo.lock:
+        branches, tags = told(repo.branches, "heads"), told(repo.tags, "tags")
+    return as_json({"branches": branches, "converts": [], "tags": tags})
 
 
 def _tree(hub: HubState, request: Request, repo: Repository, revision: str, folder: str) -> Reply:
     commit = at(repo, revision)
     recursive = request.query.get("recursive", "").lower() in ("1", "true")
+    root = f"{folder}/" if folder else ""
     entries = [
         entry
-        for entry in _entries(repo, commit)
-        if not folder or entry["path"].startswith(f"{folder}/")
-        if recursive or "/" not in entry["path"][len(folder) + 1 if folder else 0 :]
+        for entry in _entries(commit)
+        if entry["path"].startswith(root)
+        if recursive or "/" not in entry["path"].removeprefix(root)
     ]
-    if folder and not entries:
-        missing = f"{folder} does not exist on {revision!r}"
-        raise refuse(404, missing, "EntryNotFound", **{"X-Repo-Commit": commit.oid})
     start, size = int(request.query.get("cursor", "0")), hub.paged or len(entries) + 1
     headers = {"X-Repo-Commit": commit.oid}
     if start + size < len(entries):
@@ -170,38 +117,23 @@ def _tree(hub: HubState, request: Request, repo: Repository, revision: str, fold
     return as_json(entries[start : start + size], headers=headers)
 
 
-def _entries(repo: Repository, commit: Commit) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
-        {
-            "type": "directory",
-            "oid": hashlib.sha1(path.encode(), usedforsecurity=False).hexdigest(),
-            "size": 0,
-            "path": path,
-        }
-        for path in commit.folders
-    ]
+def _entries(commit: Commit) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for path in commit.folders:
+        oid = hashlib.sha1(path.encode(), usedforsecurity=False).hexdigest()
+        found.append({"type": "directory", "oid": oid, "size": 0, "path": path})
     for path, blob in commit.blobs.items():
-        entry: dict[str, Any] = {
-            "type": "file",
-            "oid": blob.git_oid,
-            "size": len(blob.data),
-            "path": path,
-        }
-        if blob.lfs and not repo.no_sha256:
-            entry["lfs"] = {
-                "oid": blob.sha256,
-                "size": len(blob.data),
-                "pointerSize": len(blob.pointer),
-            }
-        found.append(entry)
+        size = len(blob.data)
+        found.append({"type": "file", "oid": blob.git_oid, "size": size, "path": path})
+        if blob.lfs:
+            pointer = len(blob.pointer)
+            found[-1]["lfs"] = {"oid": blob.sha256, "size": size, "pointerSize": pointer}
     return found
 
 
 def _paths_info(request: Request, repo: Repository, revision: str) -> Reply:
     wanted = set(request.form("paths"))
-    return as_json(
-        [entry for entry in _entries(repo, at(repo, revision)) if entry["path"] in wanted]
-    )
+    return as_json([entry for entry in _entries(at(repo, revision)) if entry["path"] in wanted])
 
 
 def _resolve(hub: HubState, request: Request, repo_id: str, revision: str, path: str) -> Reply:
@@ -214,17 +146,12 @@ def _resolve(hub: HubState, request: Request, repo_id: str, revision: str, path:
     if not blob.lfs:
         headers["ETag"] = f'"{blob.git_oid}"'
         return serve_content(request, blob.data, lambda other: commit.blobs[other].data, headers)
-    headers |= {
-        "X-Linked-Etag": f'"{blob.sha256}"',
-        "X-Linked-Size": str(len(blob.data)),
-        "ETag": f'"{blob.sha256}"',
-    }
+    headers |= {"X-Linked-Size": str(len(blob.data))}
+    headers |= dict.fromkeys(("ETag", "X-Linked-Etag"), f'"{blob.sha256}"')
     if hub.lfs_redirect is None or request.host == "cdn":
         return serve_content(request, blob.data, lambda other: commit.blobs[other].data, headers)
-    where = signed_address(hub, repo, commit, path)
-    return Reply(
-        302, headers | {"Location": where, "Content-Type": "text/plain"}, b"Found. Redirecting"
-    )
+    headers |= {"Location": signed_address(hub, repo, commit, path), "Content-Type": "text/plain"}
+    return Reply(302, headers, b"Found. Redirecting")
 
 
 _ANONYMOUS = "Invalid username or password."
@@ -240,22 +167,15 @@ def refuse(status: int, message: str, code: str | None = None, **headers: str) -
 def readable(hub: HubState, request: Request, repo_id: str, *, content: bool = False) -> Repository:
     """The repository, if the token of the request may read it; `content` is what gates close."""
     repo, token = hub.find("hf", repo_id), request.token
-    if repo is None:
-        raise refuse(
-            404 if token else 401, "Repository not found" if token else _ANONYMOUS, "RepoNotFound"
-        )
-    known = repo.token is None or token in (repo.token, repo.write_token)
-    if token and not known and not repo.gated:
+    if repo is None and token:
+        raise refuse(404, "Repository not found", "RepoNotFound")
+    access = "hidden" if repo is None else repo.access(token, content=content)
+    if access == "wrong token":
         raise refuse(401, _WRONG_TOKEN)
-    if not token and not repo.gated and (repo.private or repo.token is not None):
+    if repo is None or access == "hidden":
         raise refuse(401, _ANONYMOUS, "RepoNotFound")
-    if content and repo.gated and not (token and repo.token is not None and known):
-        restricted = f"Access to model {repo_id} is restricted"
-        if token:
-            raise refuse(403, f"{restricted} and you are not in the authorized list.", "GatedRepo")
-        raise refuse(
-            401, f"{restricted}. You must have access to it and be authenticated.", "GatedRepo"
-        )
+    if access == "gated":
+        raise refuse(403 if token else 401, f"Access to {repo_id} is restricted.", "GatedRepo")
     return repo
 
 
@@ -303,11 +223,8 @@ def preupload(request: Request, repo: Repository, revision: str) -> Reply:
     blobs, files = at(repo, revision).blobs, []
     for wanted in request.json["files"]:
         path, size = wanted["path"], wanted["size"]
-        entry = {
-            "path": path,
-            "uploadMode": "lfs" if is_lfs(path, size) else "regular",
-            "shouldIgnore": False,
-        }
+        mode = "lfs" if is_lfs(path, size) else "regular"
+        entry = {"path": path, "uploadMode": mode, "shouldIgnore": False}
         if blob := blobs.get(path):
             entry["oid"] = blob.sha256 if blob.lfs else blob.git_oid
         files.append(entry)
@@ -319,24 +236,8 @@ def batch(hub: HubState, request: Request, repo_id: str) -> Reply:
     repo = readable(hub, request, repo_id)
     identified(request)
     objects = batch_objects(repo, hub.cdn_url, request.json["objects"])
-    for entry in objects:
-        if "actions" in entry:
-            entry["actions"]["verify"] = {
-                "href": f"{hub.url}/{repo_id}.git/info/lfs/verify",
-                "header": {},
-            }
-    return as_json(
-        {"transfer": "basic", "objects": objects},
-        headers={"Content-Type": "application/vnd.git-lfs+json"},
-    )
-
-
-def verify(request: Request, repo: Repository) -> Reply:
-    """Say whether a large file has arrived."""
-    stored = repo.objects.get(request.json["oid"])
-    if stored is None or len(stored) != request.json["size"]:
-        raise refuse(404, "object is not stored, or of another size")
-    return as_json({})
+    kind = {"Content-Type": "application/vnd.git-lfs+json"}
+    return as_json({"transfer": "basic", "objects": objects}, headers=kind)
 
 
 def commit(hub: HubState, request: Request, repo: Repository, branch: str) -> Reply:
@@ -345,7 +246,8 @@ def commit(hub: HubState, request: Request, repo: Repository, branch: str) -> Re
     header = lines[0]["value"]
     parent = header.get("parentCommit")
     with repo.lock:
-        changes = _changes(repo, at(repo, branch), lines[1:])
+        at(repo, branch)
+        changes = _changes(repo, lines[1:])
         if request.query.get("create_pr") == "1":
             base = at(repo, parent or branch).oid
             pull = repo.propose(changes, message=header["summary"], base=base)
@@ -353,14 +255,11 @@ def commit(hub: HubState, request: Request, repo: Repository, branch: str) -> Re
             return _committed(hub, repo, pull.commit, {"pullRequestUrl": address})
         if branch not in repo.branches:
             raise refuse(404, f"Invalid rev id: {branch}", "RevisionNotFound")
+        message = header["summary"]
         try:
-            made = repo.commit_blobs(
-                changes, message=header["summary"], branch=branch, parent=parent
-            )
+            made = repo.commit_blobs(changes, message=message, branch=branch, parent=parent)
         except StaleParent:
-            raise refuse(
-                412, "A commit has happened since. Please refresh and try again."
-            ) from None
+            raise refuse(412, "A commit has happened since.") from None
     return _committed(hub, repo, made, {})
 
 
@@ -371,36 +270,17 @@ def _committed(hub: HubState, repo: Repository, commit: Commit, more: dict[str, 
     )
 
 
-def _changes(
-    repo: Repository, base: Commit, lines: Iterable[dict[str, Any]]
-) -> dict[str, Blob | None]:
+def _changes(repo: Repository, lines: Iterable[dict[str, Any]]) -> dict[str, Blob | None]:
     changes: dict[str, Blob | None] = {}
     for line in lines:
         value, path = line["value"], line["value"]["path"]
         if line["key"] == "file":
-            _check_path(path)
             changes[path] = Blob(base64.b64decode(value["content"]), lfs=False)
-        elif line["key"] == "lfsFile":
-            _check_path(path)
-            if (data := repo.objects.get(value["oid"])) is None:
-                raise refuse(400, f"LFS pointer of {path} points to an object that does not exist")
+        elif (data := repo.objects.get(value["oid"])) is not None:
             changes[path] = Blob(data, lfs=True)
         else:
-            folder = path.rstrip("/") + "/"
-            gone = [
-                old
-                for old in base.blobs
-                if old == path or (line["key"] == "deletedFolder" and old.startswith(folder))
-            ]
-            if not gone:
-                raise refuse(404, "A file with this name doesn't exist", "EntryNotFound")
-            changes |= dict.fromkeys(gone)
+            raise refuse(400, f"LFS pointer of {path} points to an object that does not exist")
     return changes
-
-
-def _check_path(path: str) -> None:
-    if any(part in ("", ".", "..", ".git") for part in path.split("/")):
-        raise refuse(400, f"invalid path {path!r}")
 
 
 def tag(request: Request, repo: Repository, revision: str) -> Reply:
@@ -410,21 +290,4 @@ def tag(request: Request, repo: Repository, revision: str) -> Reply:
         if name in repo.tags:
             raise refuse(409, f"Tag {name} already exists")
         repo.tags[name] = oid
-    return as_json({})
-
-
-def untag(repo: Repository, name: str) -> Reply:
-    """Delete a tag."""
-    if repo.tags.pop(name, None) is None:
-        raise refuse(404, f"Invalid rev id: {name}", "RevisionNotFound")
-    return as_json({})
-
-
-def branch(request: Request, repo: Repository, name: str) -> Reply:
-    """Start a branch."""
-    with repo.lock:
-        oid = at(repo, request.json.get("startingPoint") or repo.default_branch).oid
-        if name in repo.branches:
-            raise refuse(409, f"Reference already exists: {name}")
-        repo.branches[name] = oid
     return as_json({})

@@ -20,33 +20,18 @@ _PRIVATE = 1
 def answer(hub: HubState, request: Request) -> Reply:
     """Answer one request; an address that is none of ours is 404."""
     match (request.verb, *request.segments):
-        case ("GET", "openapi", "v1", "users", "me"):
-            _identified(request)
-            return as_json({"success": True, "data": {"username": "tester"}})
-        case ("POST", "api", "v1", "login"):
-            return _login(hub, request)
         case ("POST", "api", "v1", "models"):
             return _create(hub, request)
         case (_, "api", "v1", "models", owner, name, *rest):
             return _model(hub, request, f"{owner}/{name}", rest)
-        case (
-            "POST",
-            "api",
-            "v1",
-            "repos",
-            "models",
-            owner,
-            name,
-            "info",
-            "lfs",
-            "objects",
-            "batch",
-        ):
+        case ("POST", "api", "v1", "repos", "models", owner, name, *rest):
             repo = _writable(hub, request, f"{owner}/{name}")
-            base = hub.cdn_url if hub.lfs_redirect == "cdn" else hub.url
-            return _success({"objects": batch_objects(repo, base, request.json["objects"])})
-        case ("POST", "api", "v1", "repos", "models", owner, name, "commit", branch):
-            return _commit(hub, request, _writable(hub, request, f"{owner}/{name}"), branch)
+            match rest:
+                case ("info", "lfs", "objects", "batch"):
+                    base = hub.cdn_url if hub.lfs_redirect == "cdn" else hub.url
+                    return _success({"objects": batch_objects(repo, base, request.json["objects"])})
+                case ("commit", branch):
+                    return _commit(hub, request, repo, branch)
     raise _refuse(404, _MISSING, "not found")
 
 
@@ -60,12 +45,8 @@ def _model(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Re
             return _listing(request, _readable(hub, request, repo_id))
         case ("GET", "repo"):
             return _content(hub, request, _readable(hub, request, repo_id, content=True))
-        case ("GET", "revisions"):
-            return _revisions(_readable(hub, request, repo_id))
         case ("POST", "repo", "tag"):
             return _tag(request, _writable(hub, request, repo_id))
-        case ("DELETE", "file"):
-            return _delete(request, _writable(hub, request, repo_id))
     raise _refuse(404, _MISSING, "not found")
 
 
@@ -101,15 +82,13 @@ def _readable(
     repo, token = hub.find("ms", repo_id), request.token
     if repo is None:
         raise _refuse(404, _MISSING, f"model {repo_id} does not exist")
-    known = repo.token is None or token in (repo.token, repo.write_token)
-    if token and not known and not repo.gated:
+    access = repo.access(token, content=content)
+    if access == "wrong token":
         raise _refuse(401, _BAD_TOKEN, "access token is invalid or expired")
-    if not token and not repo.gated and (repo.private or repo.token is not None):
+    if access == "hidden":
         raise _refuse(404, _MISSING, f"model {repo_id} does not exist")
-    if content and repo.gated and not (token and repo.token is not None and known):
-        raise _refuse(
-            403 if token else 401, 403, "this model is gated; apply for access on its page"
-        )
+    if access == "gated":
+        raise _refuse(403 if token else 401, 403, "this model is gated")
     return repo
 
 
@@ -126,23 +105,6 @@ def _at(repo: Repository, revision: str) -> Commit:
         return repo.at(revision)
     except NoSuchRevision:
         raise _refuse(404, _NO_TREE, f"revision {revision} does not exist") from None
-
-
-def _login(hub: HubState, request: Request) -> Reply:
-    token = request.json.get("AccessToken")
-    tokens = {
-        value
-        for repo in hub.repositories.values()
-        for value in (repo.token, repo.write_token)
-        if value
-    }
-    if not token or (tokens and token not in tokens):
-        raise _refuse(400, _BAD_TOKEN, "access token is invalid or expired")
-    reply = _success(
-        {"AccessToken": "git-token", "Username": "tester", "Email": "tester@example.com"}
-    )
-    reply.headers["Set-Cookie"] = f"m_session_id={token}; Path=/"
-    return reply
 
 
 def _create(hub: HubState, request: Request) -> Reply:
@@ -163,7 +125,7 @@ def _listing(request: Request, repo: Repository) -> Reply:
     root = request.query.get("Root", "").strip("/")
     recursive = request.query.get("Recursive", "").lower() == "true"
     entries = []
-    for entry in _entries(repo, commit):
+    for entry in _entries(commit):
         inside = entry["Path"].removeprefix(f"{root}/") if root else entry["Path"]
         below = not root or inside != entry["Path"]
         if below and (recursive or "/" not in inside):
@@ -172,7 +134,7 @@ def _listing(request: Request, repo: Repository) -> Reply:
     return _success({"Files": entries, "LatestCommitter": {"Id": "", "ShortId": commit.oid[:8]}})
 
 
-def _entries(repo: Repository, commit: Commit) -> Iterable[dict[str, Any]]:
+def _entries(commit: Commit) -> Iterable[dict[str, Any]]:
     shared = {
         "Revision": commit.oid,
         "CommittedDate": commit.time,
@@ -180,25 +142,14 @@ def _entries(repo: Repository, commit: Commit) -> Iterable[dict[str, Any]]:
         "InCheck": False,
     }
     for path in commit.folders:
-        name = path.rpartition("/")[2]
-        yield shared | {
-            "Path": path,
-            "Name": name,
-            "Type": "tree",
-            "Size": 0,
-            "Sha256": "",
-            "IsLFS": False,
-        }
+        yield shared | _named(path) | {"Type": "tree", "Size": 0, "Sha256": "", "IsLFS": False}
     for path, blob in commit.blobs.items():
-        name, sha256 = path.rpartition("/")[2], "" if repo.no_sha256 else blob.sha256
-        about = {
-            "Path": path,
-            "Name": name,
-            "Type": "blob",
-            "Size": len(blob.data),
-            "Sha256": sha256,
-        }
-        yield shared | about | {"IsLFS": blob.lfs}
+        about = {"Type": "blob", "Size": len(blob.data), "Sha256": blob.sha256, "IsLFS": blob.lfs}
+        yield shared | _named(path) | about
+
+
+def _named(path: str) -> dict[str, str]:
+    return {"Path": path, "Name": path.rpartition("/")[2]}
 
 
 def _content(hub: HubState, request: Request, repo: Repository) -> Reply:
@@ -207,22 +158,9 @@ def _content(hub: HubState, request: Request, repo: Repository) -> Reply:
     blob = commit.blobs.get(path)
     if blob is None:
         raise _refuse(404, _MISSING, f"file {path} does not exist")
-    headers = {"X-Linked-ETag": f'"{blob.sha256}"'} if repo.linked_etag else {}
     if blob.lfs and hub.lfs_redirect is not None and request.host == "origin":
-        return Reply(302, headers | {"Location": signed_address(hub, repo, commit, path)})
-    return serve_content(request, blob.data, lambda other: commit.blobs[other].data, headers)
-
-
-def _revisions(repo: Repository) -> Reply:
-    with repo.lock:
-        branches = [
-            {"Revision": name, "CreatedAt": repo.at(oid).time}
-            for name, oid in repo.branches.items()
-        ]
-        tags = [
-            {"Revision": name, "CreatedAt": repo.at(oid).time} for name, oid in repo.tags.items()
-        ]
-    return _success({"RevisionMap": {"Branches": branches, "Tags": tags}})
+        return Reply(302, {"Location": signed_address(hub, repo, commit, path)})
+    return serve_content(request, blob.data, lambda other: commit.blobs[other].data, {})
 
 
 def _commit(hub: HubState, request: Request, repo: Repository, branch: str) -> Reply:
@@ -258,12 +196,4 @@ def _tag(request: Request, repo: Repository) -> Reply:
         if wanted["TagName"] in repo.tags:
             raise _refuse(400, _BAD_INPUT, f"tag {wanted['TagName']} already exists")
         repo.tags[wanted["TagName"]] = oid
-    return _success({})
-
-
-def _delete(request: Request, repo: Repository) -> Reply:
-    path, branch = request.query["FilePath"], request.query.get("Revision") or repo.default_branch
-    if path not in _at(repo, branch).blobs:
-        raise _refuse(404, _MISSING, f"file {path} does not exist")
-    repo.commit_blobs({path: None}, message=f"Delete {path}", branch=branch)
     return _success({})

@@ -37,13 +37,13 @@ class Blob:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the content."""
         return hashlib.sha256(self.data).hexdigest()
 
     @cached_property
     def pointer(self) -> bytes:
         """What git holds instead of a large file."""
-        return lfs_pointer(self.sha256, len(self.data))
+        first = "version https://git-lfs.github.com/spec/v1"
+        return f"{first}\noid sha256:{self.sha256}\nsize {len(self.data)}\n".encode()
 
     @cached_property
     def git_oid(self) -> str:
@@ -68,7 +68,6 @@ class Commit:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Content by path."""
         return {path: blob.data for path, blob in self.blobs.items()}
 
     @property
@@ -88,13 +87,6 @@ class Pull:
     commit: Commit
 
 
-def lfs_pointer(sha256: str, size: int) -> bytes:
-    """The text of a pointer file."""
-    return (
-        f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
-    )
-
-
 def is_lfs(path: str, size: int) -> bool:
     """Whether a hub stores a file apart from git."""
     return path.endswith(LFS_SUFFIXES) or size > LFS_SIZE
@@ -108,8 +100,6 @@ class Repository:
         token: who reads must show it; without one a private repository takes any token.
         write_token: who writes must show it; without one any token may write.
         gated: content only for `token`; listings for everyone.
-        no_sha256: listings do not tell sha256.
-        linked_etag: whether ModelScope sends `X-Linked-ETag` with content.
         objects: stored large files by sha256.
         history: every commit that can be asked for.
         tags: commit by tag.
@@ -122,8 +112,6 @@ class Repository:
     gated: bool = False
     token: str | None = None
     write_token: str | None = None
-    no_sha256: bool = False
-    linked_etag: bool = False
     objects: dict[str, bytes] = field(default_factory=dict, repr=False)
     history: dict[str, Commit] = field(default_factory=dict, repr=False)
     branches: dict[str, str] = field(default_factory=dict)
@@ -132,9 +120,20 @@ class Repository:
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _count: itertools.count[int] = field(default_factory=itertools.count, repr=False)
 
+    def access(
+        self, token: str | None, *, content: bool
+    ) -> Literal["granted", "wrong token", "hidden", "gated"]:
+        """Whether `token` may read it; `content` is what gates close."""
+        known = self.token is None or token in (self.token, self.write_token)
+        if self.gated:
+            named = token and self.token is not None and known
+            return "gated" if content and not named else "granted"
+        if token:
+            return "granted" if known else "wrong token"
+        return "hidden" if self.private or self.token is not None else "granted"
+
     @property
     def default_branch(self) -> str:
-        """`main`, or `master` on ModelScope."""
         return "main" if self.kind == "hf" else "master"
 
     @property
@@ -152,11 +151,9 @@ class Repository:
         return found[::-1]
 
     def head(self, branch: str | None = None) -> str:
-        """Commit a branch is at."""
         return self.branches[branch or self.default_branch]
 
     def files(self, revision: str | None = None) -> dict[str, bytes]:
-        """Content by path."""
         return self.at(revision or self.default_branch).files
 
     def at(self, revision: str) -> Commit:
@@ -221,19 +218,10 @@ class Repository:
         with self.lock:
             commit = self.pulls[number - 1].commit
             before = self.history[commit.parent].blobs if commit.parent else {}
-            changes: dict[str, Blob | None] = {
-                path: None for path in before if path not in commit.blobs
-            }
-            changes |= {
+            changed = {
                 path: blob for path, blob in commit.blobs.items() if before.get(path) != blob
             }
-            return self.commit_blobs(changes, message=commit.message).oid
-
-    def move(self, name: str, oid: str) -> None:
-        """Put a tag or a branch on another commit; a new name is a tag."""
-        with self.lock:
-            refs = self.branches if name in self.branches else self.tags
-            refs[name] = self.at(oid).oid
+            return self.commit_blobs(changed, message=commit.message).oid
 
     def rewrite_history(self) -> str:
         """Force-push one commit with the same files: all other commits and all tags are gone.

@@ -131,18 +131,15 @@ class HubServer(HubState):
 
     def hang_accept(self) -> str:
         """Address of a port that takes connections and reads nothing."""
-        return self._bound(listen=True)
+        address = self.closed_port()
+        self._sockets[-1].listen(128)
+        return address
 
     def closed_port(self) -> str:
         """Address nobody listens on, kept so."""
-        return self._bound(listen=False)
-
-    def _bound(self, *, listen: bool) -> str:
         bound = socket.socket()
         self._sockets.append(bound)
         bound.bind(("127.0.0.1", 0))
-        if listen:
-            bound.listen(128)
         return f"http://127.0.0.1:{bound.getsockname()[1]}"
 
     def environment(self, hf_home: Path) -> dict[str, str]:
@@ -169,7 +166,6 @@ class HubServer(HubState):
         }
 
     def arrive(self, record: Record) -> None:
-        """Put a request on record."""
         self.requests.append(record)
 
     def answer(self, request: Request) -> Reply:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,24 +55,6 @@ VERSIONS = [
         marks=pytest.mark.skipif(not HUB_2.is_dir(), reason="no hub-2 folder in sys.prefix"),
     ),
 ]
-
-
-def run_client(
-    code: str, environment: Mapping[str, str], *, version: int = 1, **variables: str
-) -> Any:
-    """What a child process prints last, as JSON."""
-    home = Path(environment["HOME"])
-    path = {"PYTHONPATH": str(HUB_2)} if version == 2 else {}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment, **path, **variables},
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 OF_THE_HUB = ("propose", "dry_run", "create")

@@ -14,14 +14,14 @@ import socket
 import ssl
 import struct
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
-from http import HTTPStatus
+from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 
 from hub_repositories import Commit, HubState, Kind, Repository
 
@@ -38,11 +38,8 @@ class Record:
     method: str
     path: str
     host: str
-    range: str | None
-    content_type: str | None
     credentials: bool
     status: int = 0
-    sent: int = 0
 
 
 @dataclass
@@ -51,7 +48,6 @@ class Request:
 
     Attributes:
         host: `origin`, `cdn` or `plain`: which port it came to.
-        range: the Range header; a fault may forget it.
         content: a fault's filter for the content of the file that is asked for.
     """
 
@@ -60,7 +56,6 @@ class Request:
     host: str
     headers: Message
     body: bytes
-    range: str | None
     content: ContentFilter | None = None
     segments: tuple[str, ...] = field(init=False)
     query: dict[str, str] = field(init=False)
@@ -68,9 +63,7 @@ class Request:
     def __post_init__(self) -> None:
         parts = urlsplit(self.target)
         self.segments = tuple(unquote(part) for part in parts.path.split("/")[1:])
-        self.query = {
-            key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()
-        }
+        self.query = dict(parse_qsl(parts.query, keep_blank_values=True))
 
     @property
     def verb(self) -> str:
@@ -96,11 +89,8 @@ class Request:
         scheme, _, token = (self.headers.get("Authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and token:
             return token
-        for part in (self.headers.get("Cookie") or "").split(";"):
-            name, _, value = part.strip().partition("=")
-            if name == "m_session_id" and value:
-                return value
-        return None
+        cookie = SimpleCookie(self.headers.get("Cookie") or "").get("m_session_id")
+        return cookie.value if cookie else None
 
     @property
     def json(self) -> Any:
@@ -142,15 +132,8 @@ class Reply:
     @property
     def closes(self) -> bool:
         """Whether the connection cannot be used again."""
-        honest = self.length is None or self.length == len(self.body)
-        return (
-            self.silent
-            or self.hang
-            or self.reset
-            or self.cut is not None
-            or bool(self.extra)
-            or not honest
-        )
+        lies = self.length not in (None, len(self.body)) or self.extra or self.cut is not None
+        return bool(self.silent or self.hang or self.reset or lies)
 
 
 class Refused(Exception):
@@ -176,9 +159,10 @@ def serve_content(request: Request, data: bytes, read: ReadFile, headers: dict[s
         data = request.content(data, read)
     headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"} | headers
     total, view = len(data), memoryview(data)
-    if not (request.range and request.range.startswith("bytes=")):
+    asked = request.headers.get("Range") or ""
+    if not asked.startswith("bytes="):
         return Reply(200, headers, view)
-    first, _, last = request.range.removeprefix("bytes=").partition("-")
+    first, _, last = asked.removeprefix("bytes=").partition("-")
     start = int(first) if first else max(total - int(last), 0)
     end = min(int(last), total - 1) if first and last else total - 1
     if start > end:
@@ -188,29 +172,13 @@ def serve_content(request: Request, data: bytes, read: ReadFile, headers: dict[s
     )
 
 
-class Answering(Protocol):
-    """What a port needs of the server it belongs to."""
-
-    def arrive(self, record: Record) -> None:
-        """Put a request on record."""
-        ...
-
-    def answer(self, request: Request) -> Reply:
-        """Answer a request."""
-        ...
-
-    def pause(self, seconds: float | None) -> bool:
-        """Wait, or less when the server stops; tells whether it stops."""
-        ...
-
-
 class Port(ThreadingHTTPServer):
     """One listening port; closes its connections when it stops."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, hub: Answering, host: str, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, hub: Any, host: str, context: ssl.SSLContext | None = None) -> None:
         self.hub, self.host = hub, host
         self._open: set[socket.socket] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -251,17 +219,9 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:  # the client went away while it was sending: nothing of it counts
             self.close_connection = True
             return
-        request = Request(
-            self.command, self.path, self.server.host, self.headers, body, self.headers.get("Range")
-        )
-        record = Record(
-            request.method,
-            request.target,
-            request.host,
-            request.range,
-            self.headers.get("Content-Type"),
-            request.token is not None or self.headers.get("Authorization") is not None,
-        )
+        request = Request(self.command, self.path, self.server.host, self.headers, body)
+        known = request.token is not None or self.headers.get("Authorization") is not None
+        record = Record(request.method, request.target, request.host, known)
         self.server.hub.arrive(record)
         reply = self.server.hub.answer(request)
         if reply.closes:
@@ -275,90 +235,46 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are on record; nothing is printed."""
 
     def _read_body(self) -> bytes | None:
+        size = int(self.headers.get("Content-Length") or 0)
         try:
-            if "chunked" in (self.headers.get("Transfer-Encoding") or "").lower():
-                return b"".join(self._chunks())
-            return self._exactly(int(self.headers.get("Content-Length") or 0))
+            data = self.rfile.read(size)
         except OSError:
             return None
-
-    def _exactly(self, size: int) -> bytes:
-        data = self.rfile.read(size)
-        if len(data) < size:
-            raise ConnectionError("the client went away")
-        return data
-
-    def _chunks(self) -> Iterator[bytes]:
-        while size := int(self.rfile.readline().split(b";")[0] or b"0", 16):
-            yield self._exactly(size)
-            self._exactly(2)
-        if self.rfile.readline() not in (b"\r\n", b"\n"):
-            raise ConnectionError("the client went away, or sends trailers")
+        return data if len(data) == size else None
 
     def _send(self, reply: Reply, record: Record) -> None:
         if reply.hang:
             self.server.hub.pause(None)
-        if reply.hang or reply.silent or (reply.reset and reply.cut is None):
-            return self._end(reply)
-        body = memoryview(b"" if self.command == "HEAD" else reply.body)
-        if reply.cut is not None:
-            body = body[: reply.cut]
-        # On record before it leaves: who has read the reply may read the record.
-        record.status, record.sent = reply.status, len(body) + len(reply.extra)
-        head = self._head(reply)
-        if reply.rate is None and len(body) < 1 << 16:
-            self.connection.sendall(head + bytes(body) + reply.extra)
-        else:
-            self._pour(memoryview(head), reply.rate if reply.slow_head else None)
-            record.sent = 0
-            try:
-                self._pour(body, reply.rate, record)
-            finally:
-                record.sent = min(record.sent, len(body))
+        if not (reply.hang or reply.silent or (reply.reset and reply.cut is None)):
+            body = memoryview(b"" if self.command == "HEAD" else reply.body)
+            record.status = reply.status  # before it leaves: who has read it may read the record
+            self._pour(memoryview(self._head(reply)), reply.rate if reply.slow_head else None)
+            self._pour(body if reply.cut is None else body[: reply.cut], reply.rate)
             self.connection.sendall(reply.extra)
-            record.sent += len(reply.extra)
-        return self._end(reply)
+        if reply.reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
 
     def _head(self, reply: Reply) -> bytes:
         headers = dict(reply.headers)
         if reply.length != -1:
-            headers.setdefault(
-                "Content-Length", str(len(reply.body) if reply.length is None else reply.length)
-            )
+            length = len(reply.body) if reply.length is None else reply.length
+            headers.setdefault("Content-Length", str(length))
         if self.close_connection:
             headers["Connection"] = "close"
-        lines = [
-            f"HTTP/1.1 {reply.status} {_reason(reply.status)}",
-            *(f"{k}: {v}" for k, v in headers.items()),
-        ]
+        lines = [f"HTTP/1.1 {reply.status} Status", *(f"{k}: {v}" for k, v in headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-    def _pour(self, data: memoryview, rate: float | None, record: Record | None = None) -> None:
+    def _pour(self, data: memoryview, rate: float | None) -> None:
         if rate is None:
-            if record is not None:
-                record.sent = len(data)
             self.connection.sendall(data)
             return
         step = max(int(rate / 20), 1)
         for start in range(0, len(data), step):
             piece = data[start : start + step]
-            if record is not None:
-                record.sent += len(piece)
             self.connection.sendall(piece)
             if self.server.hub.pause(len(piece) / rate):
                 break
-
-    def _end(self, reply: Reply) -> None:
-        if reply.reset:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-
-
-def _reason(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Status"
 
 
 _SIGNED = "X-Amz-Signature=test"

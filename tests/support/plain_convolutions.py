@@ -2,7 +2,7 @@
 
 Triton's interpreter needs a millisecond for every token of every layer, more than half of the time
 of a model with convolutions. Whatever only drafts ask for still runs in the kernels.
-`test_plain_convolutions` compares both.
+`test_stock_code.py` compares both.
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ class ChatLetters(Letters):
 
 
 def write(folder: Path, content: str | bytes, name: str = "data.txt") -> Path:
-    """A file in `folder`, which is made if it is missing."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

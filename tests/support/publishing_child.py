@@ -97,7 +97,7 @@ def _publish(folder: str, hub: str, **options: Any) -> dict[str, Any]:
 
 def _status(name: str, hub: str, state: Any, **options: Any) -> dict[str, Any]:
     from oscar_zoo.registry.hubs.address import open_hub
-    from oscar_zoo.registry.status import set_status
+    from oscar_zoo.site.status import set_status
 
     result = set_status(open_hub(hub), name, state, **options)
     return {"changed": result.changed, "serial": result.serial, "revision": result.revision}

@@ -39,6 +39,7 @@ MODEL = ModelBlock(
 )
 GROUP = 2
 TOKENS = 200
+COUNTS = ("tokens", "query_rows", "output_rows", "weighted_tokens")
 NUMERICS = Numerics(
     forward_dtype="float32",
     accumulate="float64",

@@ -26,13 +26,8 @@ INFO = {
 
 
 class ScriptedChat(ThreadingHTTPServer):
-    """The server.
-
-    Attributes:
-        asked: bodies of the chat requests, in the order in which they came.
-        silent_after: number of chat requests that are answered; later ones wait until the server
-            ends.
-    """
+    """Keeps the bodies of the chat requests in `asked`; those after `silent_after` of them wait
+    until the server ends."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -45,7 +40,6 @@ class ScriptedChat(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Its address."""
         return f"http://127.0.0.1:{self.server_port}"
 
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cli_output import check
 from engines import MODEL, REPOSITORY
 from forked_process import ForkedProcess
 
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, Staged, free_port
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, free_port
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.serving import records
 from oscar_zoo.serving.records import ServerRecord, now
@@ -35,8 +36,6 @@ WHOLE_PROMPTS = 8192
 
 @dataclass(frozen=True)
 class Running:
-    """A server that is ready, and what `serve --json` said of it."""
-
     process: subprocess.Popen[str] | ForkedProcess
     ready: dict[str, Any]
     port: int
@@ -44,7 +43,6 @@ class Running:
     artifact: Path
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """What it answers to a JSON body."""
         return json.loads(self.ask(path, json.dumps(body).encode()))
 
     def ask(self, path: str, body: bytes | None = None) -> bytes:
@@ -95,7 +93,6 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def serve(artifact: Path, port: int, *extra: str, options: tuple[str, ...] = ()) -> list[str]:
-    """A command line."""
     command = ["serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--json"]
     return [*command, *options, "--", *extra]
 
@@ -135,17 +132,14 @@ def oscar_zoo(folder: Path, *arguments: str, stdin: str = "") -> subprocess.Comp
 
 def all_children(pid: int) -> list[int]:
     """The processes that `pid` started, and those that they started."""
-    direct, tasks = [], list[Path]()
-    with contextlib.suppress(OSError):  # a process that has ended meanwhile
-        tasks += Path(f"/proc/{pid}/task").glob("*/children")
-    for task in tasks:
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
-            direct += [int(child) for child in task.read_text().split()]
+    try:
+        direct = [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
     return [found for child in direct for found in (child, *all_children(child))]
 
 
 def cmdline(pid: int) -> bytes:
-    """The command line of a process; empty when it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -169,14 +163,12 @@ def sleeping() -> Iterator[subprocess.Popen[str]]:
 
 
 def identity(process: subprocess.Popen[str]) -> Process:
-    """What a record keeps of a process that runs."""
     found = Process.of(process.pid)
     assert found is not None
     return found
 
 
 def record(process: Process, port: int = 30000, model: str = "Qwen/Qwen3-8B") -> ServerRecord:
-    """The record of a server that is ready."""
     url = f"http://127.0.0.1:{port}/v1"
     label = "Qwen3-8B:seq20000_prompt83_group128"
     log = str(records.folder() / f"{port}.log")  # there is none
@@ -222,8 +214,8 @@ def take_its_place(monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> int:
     port = free_port()
     argv = (sys.executable, "-P", "-c", _PROGRAM, str(port), "dies" if dies else "stays")
 
-    def plan(_: object, staged: Staged, __: object) -> LaunchPlan:
-        return LaunchPlan((*argv, staged.front), dict(os.environ), f"http://127.0.0.1:{port}")
+    def plan(*_: object, front: str, **__: object) -> LaunchPlan:
+        return LaunchPlan((*argv, front), dict(os.environ), f"http://127.0.0.1:{port}")
 
     monkeypatch.setattr("oscar_zoo.serving.serve.require_serve", lambda: None)
     monkeypatch.setattr("oscar_zoo.engines.sglang.launch.plan.plan", plan)

@@ -84,7 +84,6 @@ class Forks:
 
     @property
     def running(self) -> int:
-        """The process of the call that runs now."""
         return self._running
 
     def kill(self) -> None:
@@ -95,7 +94,6 @@ class Forks:
                     kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the call that runs now, and the connection."""
         self.kill()
         self._stream.close()
 

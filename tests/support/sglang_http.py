@@ -29,23 +29,14 @@ PATIENCE = 300.0
 
 @dataclass
 class HttpServer:
-    """A server on loopback that takes requests.
+    """A server on loopback that takes requests."""
 
-    Attributes:
-        release: of SGLang.
-        port: where it listens.
-        log: what it prints.
-        headers: sent with every request.
-        front: the settings of its front, where a file has them.
-        pid: its first process.
-    """
-
-    release: str
+    release: str  # of SGLang
     port: int
     log: Path
-    headers: dict[str, str] = field(default_factory=dict)
-    front: FrontSettings | None = None
-    pid: int = 0
+    headers: dict[str, str] = field(default_factory=dict)  # sent with every request
+    front: FrontSettings | None = None  # where a file has its settings
+    pid: int = 0  # of its first process
 
     def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -76,11 +67,9 @@ class HttpServer:
         return found
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
-        """Status and JSON of an answer."""
         return self.ask("POST", path, body)[:2]
 
     def tokens(self, prompt: list[int], new: int = 8) -> list[int]:
-        """The most likely continuation."""
         sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
         status, answer = self.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
         assert status == 200, answer

@@ -14,28 +14,16 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 QUARTER_ROPE = {**ROPE, "partial_rotary_factor": 0.25}
 HALF_ROPE = {**ROPE, "partial_rotary_factor": 0.5}
 EXAONE_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 1000000.0,
-    "factor": 16.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 1024,
-}
+    "rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 1024,
+}  # fmt: skip
 """All of the family have this theta, and SGLang does not read another one."""
 TEXT: Values = {
-    "vocab_size": 2048,
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-    "initializer_range": 0.08,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+    "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "max_position_embeddings": 4096, "initializer_range": 0.08, "bos_token_id": 0,
+    "eos_token_id": 0, "pad_token_id": 0,
+}  # fmt: skip
 EXPERTS: Values = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LOCAL_EXPERTS: Values = {"num_local_experts": 4, "num_experts_per_tok": 2}
 WINDOWS: Values = {
@@ -74,28 +62,16 @@ GEMMA4_IMAGES: Values = {
     },
 }
 LINEAR: Values = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "linear_conv_kernel_dim": 4,
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-    "full_attention_interval": 2,
-}
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2, "full_attention_interval": 2,
+}  # fmt: skip
 """Checkpoints on hubs give the interval, which SGLang reads, and some the list too."""
 LATENT: Values = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 64,
-    "kv_lora_rank": 64,
-    "qk_rope_head_dim": 32,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 64,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "n_group": 1,
-    "topk_group": 1,
-}
+    "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
 MROPE = {**ROPE, "mrope_section": [12, 10, 10], "mrope_interleaved": True}
 IMAGE_TOKENS: Values = {
     "image_token_id": 5,
@@ -104,44 +80,22 @@ IMAGE_TOKENS: Values = {
     "vision_end_token_id": 8,
 }
 VISION: Values = {
-    "depth": 1,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_heads": 2,
-    "patch_size": 16,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "out_hidden_size": 256,
-    "in_channels": 3,
-}
+    "depth": 1, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "patch_size": 16,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 256, "in_channels": 3,
+}  # fmt: skip
 CLIP_VISION: Values = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 56,
-    "patch_size": 14,
-}
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 56, "patch_size": 14,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """One architecture.
-
-    Attributes:
-        models: those people know that have it, for documents.
-        config: prefix of its configuration class in transformers; empty for one that it does not
-            have, whose values are as a checkpoint on a hub has them.
-        values: what is passed to that class beside `TEXT`.
-        image: values beside those of the part about text, for a model with images.
-        dtype: of the stored weights.
-        processors: classes that prepare images, which SGLang loads before it answers to text.
-        hub_class: the class in `config.json` on hubs, where transformers writes another one.
-        stored: a weight as checkpoints on hubs have it, where transformers writes another name or
-            layout.
-        unsaved: values by part of `config.json` that checkpoints on hubs have, SGLang reads, and
-            transformers does not write.
-    """
+    """One architecture: the models that people know, the prefix of its configuration class (empty
+    where transformers has none), values beside `TEXT`, and values beside those of the text for a
+    model with images. `processors` are classes that prepare images, which SGLang loads before it
+    answers to text. Checkpoints on hubs may have another `hub_class`, weights of another name or
+    layout (`stored`), and values that transformers does not write (`unsaved`, by part)."""
 
     models: str
     config: str
@@ -155,11 +109,9 @@ class Tiny:
 
     @property
     def model_type(self) -> str:
-        """What `config.json` calls it."""
         return str(self.configuration().model_type)
 
     def configuration(self) -> Any:
-        """The configuration of transformers."""
         import transformers
 
         text = {**TEXT, **self.values}
@@ -174,12 +126,10 @@ class Tiny:
 
 
 def dense(config: str, models: str, **values: Any) -> Tiny:
-    """With the usual rotary embedding."""
     return Tiny(models, config, {"rope_parameters": ROPE, **values})
 
 
 def latent(config: str, models: str, **values: Any) -> Tiny:
-    """With latent attention (MLA)."""
     return Tiny(models, config, {**LATENT, "rope_parameters": ROPE, "head_dim": None, **values})
 
 

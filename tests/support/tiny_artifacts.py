@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +30,9 @@ from oscar_zoo.artifact.specs import Clip, Geometry, Harness, ServingRecipe, Wid
 from oscar_zoo.artifact.writer import rotation_bytes
 
 TINY = Geometry(
-    num_layers=4,
-    num_q_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    v_head_dim=64,
+    num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=64, v_head_dim=64,
     attention_layers=(0, 1, 2, 3),
-)
+)  # fmt: skip
 K_NAME, V_NAME = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 
 
@@ -51,18 +48,14 @@ def rotation(
         basis, _ = np.linalg.qr(np.eye(dim) + spread * random.standard_normal((dim, dim)))
         eigenvalues = np.sort(random.gamma(0.5, 1.0, dim) + 1e-3)
         matrix = ((basis @ hadamard(dim))[:, pbr_permutation(eigenvalues)]).astype(np.float32)
-        layers.append(
-            LayerTransform(layer, matrix, matrix, eigenvalues=eigenvalues.astype(np.float32))
-        )
+        eigenvalues = eigenvalues.astype(np.float32)
+        layers.append(LayerTransform(layer, matrix, matrix, eigenvalues=eigenvalues))
     return RotationSet(1, objective, "layer", "oscar", True, False, tuple(layers))
 
 
 def payload(*, seed: int = 0, geometry: Geometry = TINY, proven: bool = True) -> dict[str, bytes]:
-    """The two rotation files of an artifact; another `seed` gives other bytes.
-
-    Unless `proven`, the files do not say that they come from one fit, which is a warning of
-    verification.
-    """
+    """The two rotation files of an artifact. Unless `proven`, they do not say that they come from
+    one fit, which is a warning of verification."""
     label = {"generation_id": "0" * 32} if proven else {}
     k = rotation("qqt_r_h_pbr", seed=seed, geometry=geometry, spread=0.02)
     v = rotation("sst_r_h_pbr", seed=seed, geometry=geometry, spread=0.10)
@@ -70,6 +63,11 @@ def payload(*, seed: int = 0, geometry: Geometry = TINY, proven: bool = True) ->
         K_NAME: rotation_bytes(replace(k, calibration=label)),
         V_NAME: rotation_bytes(replace(v, calibration=label)),
     }
+
+
+UNKNOWN_FIT: dict[str, Any] = dict.fromkeys(
+    "fit_id estimator composition calibration coverage numerics".split()
+)
 
 
 def manifest(
@@ -107,15 +105,7 @@ def manifest(
             weights=None,
             compatible_with=(),
         ),
-        fit=Fit(
-            method="oscar",
-            fit_id=None,
-            estimator=None,
-            composition=None,
-            calibration=None,
-            coverage=None,
-            numerics=None,
-        ),
+        fit=Fit(method="oscar", **UNKNOWN_FIT),
         recipe=recipe.with_widths(widths),
         files=tuple(
             FileEntry(
@@ -139,7 +129,6 @@ def artifact_files(
     with_manifest: bool = True,
     widths: Widths | None = None,
 ) -> dict[str, bytes]:
-    """Every file of an artifact folder."""
     files = payload(seed=seed)
     if widths is not None:
         files[WIDTHS_NAME] = widths.to_bytes()
@@ -156,7 +145,6 @@ def _role(name: str) -> FileRole:
 
 
 def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
-    """Write `files` into `folder` and return it."""
     folder.mkdir(parents=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
@@ -177,7 +165,6 @@ def covariances(*shape: int, d: int = D, seed: int = 1, spread: float = 3.0) -> 
 
 
 def rotated(covariance: NDArray[np.float64], layer_id: int) -> LayerTransform:
-    """The layer U H P of `[d, d]` or `[heads, d, d]`."""
     values, vectors = np.linalg.eigh(covariance)
     d = values.shape[-1]
     matrix = (vectors @ hadamard(d))[..., pbr_permutation(np.arange(d, dtype=np.float64))].astype(
@@ -192,18 +179,13 @@ def rotation_set(
     matrices: NDArray[np.float64] | None = None,
     layers: Sequence[int] = LAYERS,
 ) -> RotationSet:
-    """Format 1, one matrix per layer."""
-    stack = (
-        covariances(len(layers), seed=len(objective) + ord(objective[0]))
-        if matrices is None
-        else matrices
-    )
-    found = tuple(rotated(matrix, layer) for layer, matrix in zip(layers, stack, strict=True))
+    if matrices is None:
+        matrices = covariances(len(layers), seed=len(objective) + ord(objective[0]))
+    found = tuple(rotated(matrix, layer) for layer, matrix in zip(layers, matrices, strict=True))
     return RotationSet(1, objective, "layer", "oscar", True, False, found)
 
 
 def per_head_set(objective: str = "qqt_r_h_pbr") -> RotationSet:
-    """Format 2, one matrix per layer and KV head."""
     found = tuple(
         rotated(matrix, layer) for layer, matrix in zip(LAYERS, covariances(2, HEADS), strict=True)
     )
@@ -211,7 +193,6 @@ def per_head_set(objective: str = "qqt_r_h_pbr") -> RotationSet:
 
 
 def hadamard_set(layers: Sequence[int] = LAYERS, d: int = D) -> RotationSet:
-    """Format 1, the Hadamard matrix in every layer."""
     matrix, ones = hadamard(d).astype(np.float32), np.ones(d, dtype=np.float32)
     found = tuple(LayerTransform(layer, matrix, matrix, eigenvalues=ones) for layer in layers)
     return RotationSet(1, "hadamard", "layer", "hadamard", True, False, found)
@@ -237,8 +218,7 @@ def partnered_set(side: str = "k") -> RotationSet:
 
 
 def change(rotations: RotationSet, **arrays: NDArray[np.float32]) -> RotationSet:
-    """`rotations` with other arrays in its last layer; an orthogonal set keeps its partner equal to
-    forward."""
+    """`rotations` with other arrays in its last layer."""
     last = replace(rotations.layers[-1], **arrays)
     if rotations.orthogonal:
         last = replace(last, partner=last.forward)
@@ -247,18 +227,9 @@ def change(rotations: RotationSet, **arrays: NDArray[np.float32]) -> RotationSet
 
 def assert_same(one: RotationSet, other: RotationSet) -> None:
     """Equal in every field, arrays bit for bit."""
-    for name in (
-        "format_version",
-        "objective",
-        "grouping",
-        "transform",
-        "orthogonal",
-        "centered",
-        "declared_role",
-    ):
+    names = "format_version objective grouping transform orthogonal centered declared_role"
+    for name in (*names.split(), "calibration", "layer_ids"):
         assert getattr(one, name) == getattr(other, name)
-    assert dict(one.calibration) == dict(other.calibration)
-    assert one.layer_ids == other.layer_ids
     for mine, theirs in zip(one.layers, other.layers, strict=True):
         for name in ("forward", "partner", "mean", "eigenvalues"):
             a, b = getattr(mine, name), getattr(theirs, name)
@@ -272,18 +243,13 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts
 ZOO = SHARED / "OSCAR-RotationZoo"
 """`<Model>/<tag>` folders, as a hub has them."""
 HYBRID = Geometry(
-    num_layers=32,
-    num_q_heads=16,
-    num_kv_heads=4,
-    head_dim=256,
-    v_head_dim=256,
+    num_layers=32, num_q_heads=16, num_kv_heads=4, head_dim=256, v_head_dim=256,
     attention_layers=tuple(range(3, 32, 4)),
-)
+)  # fmt: skip
 """Of Qwen3.5-4B, whose other layers keep a state."""
 
 
 def folders() -> list[Path]:
-    """The folders of all artifacts that are here."""
     return list(find_artifacts(SHARED))
 
 
@@ -293,5 +259,4 @@ def geometry(folder: Path) -> Geometry | None:
 
 
 def absent() -> str | None:
-    """Why they cannot be read, or `None`."""
     return None if folders() else "the published rotation files are not here"

@@ -36,15 +36,11 @@ LINEAR = {
     "layer_types": HYBRID,
 }
 COMMON = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 256,
-}
+}  # fmt: skip
+SLIDING = {"layer_types": WINDOWED, "sliding_window": 8}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "Llama": {"num_hidden_layers": 2, "attention_bias": True},
     "Qwen2": {"num_hidden_layers": 2},
@@ -53,48 +49,29 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "Qwen3Moe": {"num_hidden_layers": 2, **MOE},
     "Qwen3Next": {**LINEAR, **MOE, "shared_expert_intermediate_size": 16},
     "Qwen3_5Text": LINEAR,
-    "Gemma3Text": {"layer_types": WINDOWED, "sliding_window": 8, "query_pre_attn_scalar": 16},
-    "Gemma2": {
-        "layer_types": WINDOWED,
-        "sliding_window": 8,
-        "query_pre_attn_scalar": 16,
-        "attn_logit_softcapping": 2.0,
-    },
-    "GptOss": {
-        "layer_types": WINDOWED,
-        "sliding_window": 8,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
+    "Gemma3Text": {**SLIDING, "query_pre_attn_scalar": 16},
+    "Gemma2": {**SLIDING, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0},
+    "GptOss": {**SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Lfm2": {
-        "head_dim": None,
-        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "head_dim": None, "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         "block_auto_adjust_ff_dim": False,
     },
     "Bamba": {
-        "head_dim": None,
-        "attn_layer_indices": [1, 3],
-        "mamba_n_heads": 4,
-        "mamba_d_head": 16,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 8,
+        "head_dim": None, "attn_layer_indices": [1, 3], "mamba_n_heads": 4, "mamba_d_head": 16,
+        "mamba_n_groups": 1, "mamba_d_state": 8,
     },
-}
+}  # fmt: skip
 """By prefix of the class: what differs from the common shape."""
 
 
 def build(family: str, dtype: torch.dtype = torch.float64, **changes: Any) -> LoadedModel:
     """A random model of `family`, with larger weights than usual, so that attention is not flat.
-
-    Args:
-        changes: of its configuration; `None` leaves an entry out.
-    """
+    `None` leaves an entry of its configuration out."""
     import transformers
 
     shape = {**COMMON, **FAMILIES.get(family, {}), **changes}
-    config = getattr(transformers, f"{family}Config")(
-        **{k: v for k, v in shape.items() if v is not None}
-    )
+    given = {name: value for name, value in shape.items() if value is not None}
+    config = getattr(transformers, f"{family}Config")(**given)
     kind = family.removesuffix("Text")
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).to(dtype).eval()
@@ -111,12 +88,9 @@ def build(family: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Lo
 
 
 def sequences(*lengths: int, seed: int = 0, vocabulary: int = VOCABULARY) -> CalibrationData:
-    """Random tokens."""
     generator = torch.Generator().manual_seed(seed)
-    ids = tuple(
-        tuple(torch.randint(0, vocabulary, (n,), generator=generator).tolist()) for n in lengths
-    )
-    return CalibrationData(ids, sum(lengths), "random")
+    drawn = (torch.randint(0, vocabulary, (n,), generator=generator) for n in lengths)
+    return CalibrationData(tuple(tuple(x.tolist()) for x in drawn), sum(lengths), "random")
 
 
 @dataclasses.dataclass
@@ -163,9 +137,7 @@ def _watch(attention: Any, rows: list[Rows]) -> list[Any]:
         return lambda module, args, output: seen.__setitem__(name, output)
 
     def positions(module: Any, args: Any, kwargs: Any) -> None:
-        seen["positions"] = (
-            kwargs["position_embeddings"] if "position_embeddings" in kwargs else args[1]
-        )
+        seen["positions"] = kwargs.get("position_embeddings") or args[1]
 
     def finish(module: Any, args: Any, output: Any) -> None:
         width = attention.head_dim
@@ -184,15 +156,13 @@ def _watch(attention: Any, rows: list[Rows]) -> list[Any]:
 
 
 def first(module: Any, *names: str) -> Any:
-    """The first child of a module that exists."""
     return next(getattr(module, name) for name in names if getattr(module, name, None) is not None)
 
 
 def by_head(x: Tensor, tokens: int, width: int) -> Tensor:
     """`[heads, T, d]` from that, from `[T, heads, d]` or from `[T, heads * d]`."""
-    return (
-        x if x.ndim == 3 and x.shape[0] != tokens else x.reshape(tokens, -1, width).transpose(0, 1)
-    )
+    there = x.ndim == 3 and x.shape[0] != tokens
+    return x if there else x.reshape(tokens, -1, width).transpose(0, 1)
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -205,7 +175,6 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def softmax_of(attention: Any) -> Softmax:
-    """What the model's own code says about an attention layer."""
     cap = getattr(attention, "attn_logit_softcapping", None)
     return Softmax(attention.scaling, cap, getattr(attention, "sinks", None))
 
@@ -251,10 +220,8 @@ def save_model(
 def quantize_blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """float8 weight, its scales `[blocks, blocks]`, and the bfloat16 weights they stand for; block
     after block."""
-    stored, exact = (
-        torch.empty_like(weight, dtype=torch.float8_e4m3fn),
-        torch.empty_like(weight, dtype=torch.bfloat16),
-    )
+    stored = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+    exact = torch.empty_like(weight, dtype=torch.bfloat16)
     rows, columns = (range(0, size, step) for size, step in zip(weight.shape, block, strict=True))
     scales = torch.empty(len(rows), len(columns))
     for i, top in enumerate(rows):
@@ -271,10 +238,7 @@ def float8_pair(
 ) -> tuple[Path, Path]:
     """A checkpoint with float8 projections, and one with the bfloat16 weights that it stands
     for."""
-    quantized, plain = (
-        shutil.copytree(source, folder / "float8"),
-        shutil.copytree(source, folder / "plain"),
-    )
+    quantized, plain = (shutil.copytree(source, folder / name) for name in ("float8", "plain"))
     small: dict[str, Tensor] = {}
     exact = load_file(source / "model.safetensors")
     for name, weight in exact.items():
@@ -283,14 +247,12 @@ def float8_pair(
             small[name], small[f"{name}_scale_inv"], exact[name] = quantize_blocks(weight, block)
     save_file(small, quantized / "model.safetensors", metadata={"format": "pt"})
     save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
-    change_config(
-        quantized, quantization_config={"quant_method": "fp8", "weight_block_size": list(block)}
-    )
+    format_of = {"quant_method": "fp8", "weight_block_size": list(block)}
+    change_config(quantized, quantization_config=format_of)
     return quantized, plain
 
 
 def change_config(folder: Path, *, part: str | None = None, **changes: object) -> None:
-    """Set entries of `config.json`, or of one of its parts."""
     config = json.loads((folder / "config.json").read_bytes())
     (config[part] if part else config).update(changes)
     (folder / "config.json").write_text(json.dumps(config))
@@ -308,17 +270,11 @@ def write_model(
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=2048,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=256,
+        vocab_size=2048, hidden_size=32, intermediate_size=64, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
+        max_position_embeddings=256, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-    )
+    )  # fmt: skip
     torch.manual_seed(0)
     model: Any = Qwen3ForCausalLM(config)
     for parameter in model.parameters():

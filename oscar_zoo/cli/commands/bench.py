@@ -26,8 +26,8 @@ def command() -> None:
 
 def save(report: Any, params: BenchServeParams, *, quiet: bool) -> int:
     """Write the figures and the chart, and tell of sides that failed."""
+    from oscar_zoo.cli.pasting import save_after_result
     from oscar_zoo.cli.render.bench import print_failures
-    from oscar_zoo.cli.saving import save_after_result
     from oscar_zoo.evaluate.bench.report import as_csv
 
     def drawn() -> bytes:
@@ -45,7 +45,7 @@ def save(report: Any, params: BenchServeParams, *, quiet: bool) -> int:
 serve_command = build.command(
     "serve",
     BenchServeParams,
-    run="oscar_zoo.app.bench:compare",
+    run="oscar_zoo.evaluate.bench.measuring:compare",
     view="oscar_zoo.cli.render.bench:print_serve",
     then=f"{__name__}:save",
     cls=FlagsCommand,
@@ -54,7 +54,7 @@ serve_command.short_help = "Compare SGLang with BF16, FP8 and INT2 caches."
 load_command = build.command(
     "load",
     BenchLoadParams,
-    run="oscar_zoo.app.bench:load",
+    run="oscar_zoo.evaluate.bench.measuring:load",
     view="oscar_zoo.cli.render.bench:print_load",
     then="oscar_zoo.cli.render.bench:print_stop",
     cls=FlagsCommand,

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def run(params: ComputeCommand, observer: Observer) -> ComputeResult:
     """Compute, and say how to go on after an interrupt."""
-    from oscar_zoo.app import compute
     from oscar_zoo.cli.pasting import typed_again
+    from oscar_zoo.compute import compute
 
     try:
         return compute.run(params.given(), observer)

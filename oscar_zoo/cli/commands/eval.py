@@ -23,62 +23,58 @@ _TEXT_ONLY = ("windows", "length", "answers", "stream_weights")
 
 def run(params: EvalParams, observer: Observer) -> Any:
     """Measure in the way that the options ask for; options of another way are refused."""
-    from oscar_zoo.app.evaluate import values_of
-    from oscar_zoo.artifact.output_files import check_file
+    from oscar_zoo.artifact.durable import check_file
+    from oscar_zoo.evaluate import in_process
 
-    asks_benchmarks = _asks_benchmarks(params)
-    values = values_of(params)
-    in_server = params.engine == "sglang" or asks_benchmarks
-    servers = [name for name in given(params, Servers) if name != "engine"]
+    asks_benchmarks, values = _asks_benchmarks(params), in_process.values_of(params)
+    of_servers = [name for name in given(params, Servers) if name != "engine"]
     if params.against is not None:
         _check_against(params)
     elif params.plots:
         raise UsageError("--plot needs --against.", hint="for example --against all")
-    if in_server:
-        lists = {"sink": values.sink, "recent": values.recent, "group_size": values.group_size}
-        refused = [flag_of(params, name) for name, found in lists.items() if found]
-        refused += ["a list of --clip"] if len(values.clip) > 1 else []
-        if refused:
+    if asks_benchmarks or params.engine == "sglang":
+        lists = [flag_of(params, name) for name in values if name != "clip"]
+        lists += ["a list of --clip"] if len(params.clips) > 1 else []
+        if lists:
             raise UsageError(
-                f"{refused[0]} is for the model in this process, and a server is asked here.",
+                f"{lists[0]} is for the model in this process, and a server is asked here.",
                 hint="leave it out, or leave out --engine and benchmarks",
             )
     if asks_benchmarks:
         wrong = [name for name in _TEXT_ONLY if getattr(params, name) is not None]
-        for name in (*wrong, *(one for one in servers if one not in ("url", "timeout"))):
-            raise UsageError(
-                f"{flag_of(params, name)} is for perplexity and recall.",
-                hint="oscar-zoo eval --help",
-            )
-        from oscar_zoo.app.benchmark import run_benchmarks
-
-        return run_benchmarks(params, observer)
-    for name in given(params, Benchmarks):
-        raise UsageError(
-            f"{flag_of(params, name)} is for benchmarks.", hint="for example --task gpqa_diamond"
+        _refuse(
+            params,
+            [*wrong, *(name for name in of_servers if name not in ("url", "timeout"))],
+            "is for perplexity and recall.",
+            "oscar-zoo eval --help",
         )
-    if in_server:
-        from oscar_zoo.app import evaluate_server
+        from oscar_zoo.evaluate.benchmarks import suite
+
+        return suite.run_benchmarks(params, observer)
+    _refuse(
+        params, given(params, Benchmarks), "is for benchmarks.", "for example --task gpqa_diamond"
+    )
+    if params.engine == "sglang":
+        from oscar_zoo.evaluate import servers
 
         check_file(params.csv)
-        return evaluate_server.evaluate(params, observer)
-    for name in servers:
-        raise UsageError(
-            f"{flag_of(params, name)} needs --engine sglang.", hint="try: oscar-zoo eval --help"
-        )
+        return servers.evaluate(params, observer)
+    _refuse(params, of_servers, "needs --engine sglang.", "try: oscar-zoo eval --help")
     if params.engine_flags:
         raise UsageError(
             f"{params.engine_flags[0]} is for an engine.",
             hint="add --engine sglang, or leave it out",
         )
-    from oscar_zoo.app import evaluate
-
     for file in params.plots:
         check_plot(str(file), FORMATS)
         check_file(file)
-    if params.against is not None:
-        return evaluate.compare(params, observer)
-    return evaluate.evaluate(params, observer)
+    return in_process.evaluate(params, observer)
+
+
+def _refuse(params: EvalParams, names: list[str], why: str, hint: str) -> None:
+    """Refuse the first of the options `names`."""
+    for name in names:
+        raise UsageError(f"{flag_of(params, name)} {why}", hint=hint)
 
 
 def _asks_benchmarks(params: EvalParams) -> bool:
@@ -124,8 +120,8 @@ def show(outcome: Any, params: EvalParams, *, quiet: bool) -> None:
 
     views: dict[str, Any] = {
         "AgainstReport": evaluation.print_against,
-        "ServerEvaluation": evaluation.print_servers,
-        "BenchmarkResult": evaluation.print_benchmarks,
+        "ServerReport": evaluation.print_servers,
+        "BenchmarkReport": evaluation.print_benchmarks,
         "EvalReport": partial(evaluation.print_report, data=params.data or "manuals"),
     }
     views[type(outcome).__name__](outcome)
@@ -133,12 +129,12 @@ def show(outcome: Any, params: EvalParams, *, quiet: bool) -> None:
 
 def after(outcome: Any, params: EvalParams, *, quiet: bool) -> int:
     """Write the files that were asked for; 1 when one could not be written."""
+    from oscar_zoo.cli.pasting import save_after_result
     from oscar_zoo.cli.render import evaluation
-    from oscar_zoo.cli.saving import save_after_result
 
     files: dict[Any, Any] = {}
     if params.csv is not None:
-        files[params.csv] = lambda: evaluation.to_csv(outcome.rows).encode()
+        files[params.csv] = lambda: evaluation.to_csv(outcome.to_json()["servers"]).encode()
     for file in params.plots:
         files[file] = partial(_drawn, outcome, file.suffix.lower().removeprefix("."))
     saved = save_after_result(files, quiet=quiet)
@@ -150,7 +146,7 @@ def after(outcome: Any, params: EvalParams, *, quiet: bool) -> int:
 def _drawn(report: Any, kind: Any) -> bytes:
     from oscar_zoo.evaluate.charts import loss_chart
 
-    return loss_chart(report, f"Loss against bits: {report.facts['model']['id']}", kind)
+    return loss_chart(report, f"Loss against bits: {report.model.id}", kind)
 
 
 command = build.command(

@@ -16,9 +16,9 @@ FORMATS = (".html", ".png")
 
 def run(params: RulerParams, observer: Observer) -> Any:
     """Ask, when the files can be written."""
-    from oscar_zoo.app.ruler import ask
-    from oscar_zoo.artifact.output_files import check_file
+    from oscar_zoo.artifact.durable import check_file
     from oscar_zoo.cli.commands.eval import check_plot
+    from oscar_zoo.evaluate.ruler import ask
 
     for file in params.plots:
         check_plot(str(file), FORMATS)
@@ -28,7 +28,7 @@ def run(params: RulerParams, observer: Observer) -> Any:
 
 def after(report: Any, params: RulerParams, *, quiet: bool) -> int:
     """Draw the maps; 1 when one could not be written."""
-    from oscar_zoo.cli.saving import save_after_result
+    from oscar_zoo.cli.pasting import save_after_result
 
     def drawn(kind: Any) -> bytes:
         from oscar_zoo.evaluate.charts import recall_maps

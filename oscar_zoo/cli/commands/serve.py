@@ -15,72 +15,57 @@ from oscar_zoo.verb import checked
 
 if TYPE_CHECKING:
     from oscar_zoo.cli.render.progress import TerminalObserver
+    from oscar_zoo.serving.serve import ReadyServer
 
 
 def _body(as_json: bool, quiet: bool, **values: Any) -> int:
     from oscar_zoo.cli.render.progress import TerminalObserver, can_ask
+    from oscar_zoo.cli.render.ready import shell_text
+    from oscar_zoo.compute.serve import computed
+    from oscar_zoo.serving.serve import command as make
+    from oscar_zoo.verb import as_json as plain
 
     if values["offline"]:
         options.go_offline()
     params = replace(checked(ServeParams, values), ask=can_ask() and not as_json)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
-        if params.print_only:
-            return _print(params, observer, as_json=as_json)
         if params.detach:
             return _detach(params, observer, as_json=as_json)
-        return _serve(params, observer, quiet=quiet or as_json, as_json=as_json)
-
-
-command = build.of_body("serve", ServeParams, _body, cls=FlagsCommand)
-
-
-def _print(params: ServeParams, observer: TerminalObserver, *, as_json: bool) -> int:
-    from oscar_zoo.app.serve import computed
-    from oscar_zoo.cli.render.ready import command_facts, shell_text
-    from oscar_zoo.serving.command import command as make
-
-    made = make(params, observer, computed)
+        if not params.print_only:
+            return _serve(params, observer, quiet=quiet or as_json, as_json=as_json)
+        made = make(params, observer, computed)
     if as_json:
-        terminal.emit_json(command_facts(made))
+        terminal.emit_json(plain(made))
     else:
         sys.stdout.write(shell_text(made) + "\n")
     return 0
 
 
-def _detach(params: ServeParams, observer: TerminalObserver, *, as_json: bool) -> int:
-    from oscar_zoo.app.serve import computed
-    from oscar_zoo.cli.render.ready import print_ready
-    from oscar_zoo.registry.artifacts import warning_note
-    from oscar_zoo.serving.detach import start_detached
+command = build.of_body("serve", ServeParams, _body, cls=FlagsCommand)
 
-    said, status = start_detached(params, observer, computed)
-    if status is not None:
-        error = said["error"]
-        terminal.print_error(error["code"], error["message"], error["hint"], as_json=as_json)
-        return status
-    if as_json:
-        terminal.emit_json(said)
-    else:
-        for warning in said["warnings"]:
-            observer.note(warning_note(warning))
-        stop = f"oscar-zoo stop {params.port}"
-        print_ready(said, stop=stop, new_key=params.require_key)
+
+def _detach(params: ServeParams, observer: TerminalObserver, *, as_json: bool) -> int:
+    from oscar_zoo.compute.serve import computed
+    from oscar_zoo.registry.artifacts import warning_note
+    from oscar_zoo.serving.detach import Refused, start_detached
+
+    ready = start_detached(params, observer, computed)
+    if isinstance(ready, Refused):
+        terminal.print_error(ready.code, ready.message, ready.hint, as_json=as_json)
+        return ready.status
+    for warning in () if as_json else ready.warnings:
+        observer.note(warning_note(warning))
+    _show(ready, params, stop=ready.stop_command, as_json=as_json)
     return 0
 
 
 def _serve(params: ServeParams, observer: TerminalObserver, *, quiet: bool, as_json: bool) -> int:
-    from oscar_zoo.app.serve import computed
-    from oscar_zoo.cli.render.ready import print_ready, ready_facts
+    from oscar_zoo.compute.serve import computed
     from oscar_zoo.serving.serve import start
 
     with start(params, observer, computed) as server:
-        key_file = params.api_key_file or server.key_file
-        facts = ready_facts(server, port=params.port, key_file=key_file)
         try:
-            if as_json:
-                terminal.emit_json(facts)
-            else:
-                print_ready(facts, stop="Ctrl-C", new_key=params.require_key)
+            _show(server.facts, params, stop="Ctrl-C", as_json=as_json)
             server.wait(lambda requests: terminal.note(_draining(requests), quiet=quiet))
         except KeyboardInterrupt:
             terminal.note("Stopped.", quiet=quiet)
@@ -95,6 +80,16 @@ def _serve(params: ServeParams, observer: TerminalObserver, *, quiet: bool, as_j
             terminal.print_error(error.code, error.message, error.hint, as_json=False)
             return 1
     return 0
+
+
+def _show(ready: ReadyServer, params: ServeParams, *, stop: str, as_json: bool) -> None:
+    from oscar_zoo.cli.render.ready import print_ready
+    from oscar_zoo.verb import as_json as plain
+
+    if as_json:
+        terminal.emit_json(plain(ready))
+    else:
+        print_ready(ready, stop=stop, new_key=params.require_key)
 
 
 def _draining(requests: int | None) -> str:

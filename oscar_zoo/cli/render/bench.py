@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from oscar_zoo.app.bench import side_log
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.engines.sglang.offline_process import Case
-from oscar_zoo.evaluate.bench.load import Drain, LoadReport, Usage
-from oscar_zoo.evaluate.bench.report import INT2, Report
-from oscar_zoo.evaluate.bench.run import CaseResult
-from oscar_zoo.evaluate.bench.sides import LABELS, Cache, Side
+from oscar_zoo.evaluate.bench.load import LoadReport, Usage
+from oscar_zoo.evaluate.bench.measuring import side_log
+from oscar_zoo.evaluate.bench.report import LABELS, Cache, CaseResult, Number, Report, Side
 
 STOPPED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}
 """Signals that end a comparison, as people call them."""
@@ -20,14 +18,14 @@ STOPPED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}
 def print_serve(report: Report, params: object = None, *, quiet: bool = False) -> None:
     """Everything of `report`, on stdout."""
     console = terminal.out()
-    weights = "random weights" if report.random_weights else "its own weights"
+    weights = "random weights" if report.weights == "random" else "its own weights"
     console.print(f"{terminal.clean(report.model)}, {weights}, {terminal.clean(report.device)}")
     columns = ["BATCH", "CONTEXT", "CACHE", "FIRST TOKEN", "PER TOKEN", "TOKENS/S"]
     columns += [f"vs {LABELS[cache]}" for cache in report.compared]
     table = terminal.table(*columns, right=tuple(n for n in range(len(columns)) if n != 2))
     for case in report.cases:
         for side in report.sides:
-            best = not side.alone and side == report.best(side.cache, case)
+            best = not side.alone and side is report.best(side.cache, case)
             label = f"{side.label} (best)" if best else side.label
             table.add_row(
                 f"{case.batch:,}", f"{case.context:,}", label, *_cells(report, side, case)
@@ -41,81 +39,75 @@ def print_serve(report: Report, params: object = None, *, quiet: bool = False) -
 
 def print_failures(report: Report) -> None:
     """A line on stderr for every side that failed, and one when a signal ended the comparison."""
-    failed = dict(report.errors)
+    failed = [side for side in report.sides if side.error is not None]
     if report.stopped is not None:
-        side, last = list(report.sides.items())[-1]
-        failed.pop(side, None)
-        where = f" ({side.label}: {last.error})" if last.error else ""
+        last = report.sides[-1]
+        failed = [side for side in failed if side is not last]
+        where = f" ({last.label}: {last.error})" if last.error else ""
         what = f"stopped by {STOPPED[report.stopped]}{where}; what was measured until then is kept"
         terminal.print_error("interrupted", what, None, as_json=False)
-    for side, error in failed.items():
+    for side in failed:
         log = f"log: {side_log(side)}"
-        terminal.print_error("server", f"{side.label}: {error}.", log, as_json=False)
+        terminal.print_error("server", f"{side.label}: {side.error}.", log, as_json=False)
 
 
 def _cells(report: Report, side: Side, case: Case) -> list[str]:
-    result = report.result(side, case)
-    if result is None or result.figures is None:
+    found = side.of(case)
+    if found is None or found.ttft_s is None:
         return ["-"] * 3 + [""] * len(report.compared)
-    found = result.figures
-    per_token, rate = found.ms_per_token, found.tokens_per_second
+    per_token, rate, ratios = found.ms_per_token, found.tokens_per_second, list[str]()
+    for cache in report.compared:
+        speedup = report.speedup(case, cache) if side.cache == "int2" else None
+        ratios.append(f"{speedup:.2f} x" if speedup else "")
     return [
-        f"{found.ttft_s:,.3f} s{_spread(result, 'ttft_s')}",
-        "too few" if per_token is None else f"{per_token:,.2f} ms{_spread(result, 'ms_per_token')}",
+        f"{found.ttft_s:,.3f} s{_spread(found, 'ttft_s')}",
+        "too few" if per_token is None else f"{per_token:,.2f} ms{_spread(found, 'ms_per_token')}",
         "too few" if rate is None else f"{rate:,.0f}",
-        *(
-            f"{speedup:.2f} x" if side == INT2 and (speedup := report.speedup(case, cache)) else ""
-            for cache in report.compared
-        ),
+        *ratios,
     ]
 
 
-def _spread(result: CaseResult, name: str) -> str:
+def _spread(result: CaseResult, name: Number) -> str:
     """How far the farthest repeat was from the median, in percent of it."""
-    values = [getattr(one, name) for one in result.repeats]
-    middle = getattr(result.figures, name)
-    if len(values) < 2 or not middle:
+    ends, middle = result.spread[name], getattr(result, name)
+    if result.repeats < 2 or not middle or ends is None:
         return ""
-    low, high = result.spread[name]
-    percent = 100 * max(high - middle, middle - low) / middle
+    percent = 100 * max(ends[1] - middle, middle - ends[0]) / middle
     return f" ±{percent:.1f} %" if percent < 9.95 else f" ±{percent:.0f} %"
 
 
 def _notes(report: Report) -> list[str]:
     """Why the table has gaps; sides that ended early are reported by `print_failures`."""
     return [
-        f"{side.label} {result.case}: {terminal.clean(note)}"
-        for side, found in report.sides.items()
-        for result in found.cases
-        if (note := report.note(side, result.case)) is not None
+        f"{side.label} {result.case}: {terminal.clean(result.note)}"
+        for side in report.sides
+        for result in side.cases
+        if result.note is not None
     ]
 
 
 def _job(report: Report) -> list[str]:
-    """How long the job took on each side."""
+    """How long the job took on each side, and each of several turns, with the share of its prompts
+    that was in the prefix cache."""
     if report.bulk is None:
         return []
     parts = []
-    for side, found in report.sides.items():
-        seconds = report.job_seconds(side)
-        refused = found.bulk.refused if found.bulk else None
+    for side in report.sides:
+        refused = side.job.refused if side.job else None
         missing = terminal.clean(refused) if refused else "not measured"
+        seconds = side.job_seconds
         parts.append(f"{side.label} {missing if seconds is None else f'{seconds:,.1f} s'}")
-    turns = range(report.bulk.turns if report.bulk.turns > 1 else 0)
     ratios = _times(report, report.job_speedup)
-    first = f"Job       {report.bulk}: {' · '.join(parts)}{ratios}"
-    return [first, *(_turn(report, number) for number in turns)]
-
-
-def _turn(report: Report, number: int) -> str:
-    """How long one turn took on each side, and the share that was in the prefix cache."""
-    parts = [
-        f"{side.label} {turn.seconds:,.1f} s, {100 * turn.reused:.0f}% reused"
-        for side in report.sides
-        if (turn := report.turn(side, number)) is not None
-    ]
-    ratios = _times(report, partial(report.turn_speedup, number))
-    return f"  Turn {number + 1:<3} {' · '.join(parts) or 'not measured'}{ratios}"
+    lines = [f"Job       {report.bulk}: {' · '.join(parts)}{ratios}"]
+    for number in range(report.bulk.turns if report.bulk.turns > 1 else 0):
+        parts = [
+            f"{side.label} {turn.seconds:,.1f} s, {100 * turn.reused:.0f}% reused"
+            for side in report.sides
+            if (turn := side.turn(number)) is not None
+        ]
+        ratios = _times(report, partial(report.turn_speedup, number))
+        lines.append(f"  Turn {number + 1:<3} {' · '.join(parts) or 'not measured'}{ratios}")
+    return lines
 
 
 def _times(report: Report, ratio: Callable[[Cache], float | None], digits: int = 2) -> str:
@@ -130,38 +122,39 @@ def _times(report: Report, ratio: Callable[[Cache], float | None], digits: int =
 
 def _capacity(report: Report) -> list[str]:
     parts = [
-        f"{LABELS[side.cache]} ({found.engine.get('attention_backend', 'no backend')})"
-        f" {found.capacity:,} tokens"
-        for side, found in report.sides.items()
-        if found.capacity is not None
+        f"{LABELS[side.cache]} ({side.engine.get('attention_backend', 'no backend')})"
+        f" {side.capacity:,} tokens"
+        for side in report.sides
+        if side.capacity is not None
     ]
     ratios = _times(report, report.capacity_ratio, digits=1)
-    note = (
-        "; on a CPU it is what --max-total-tokens says, and numbers have 32 bits"
-        if report.device == "CPU"
-        else ""
-    )
+    cpu = "; on a CPU it is what --max-total-tokens says, and numbers have 32 bits"
+    note = cpu if report.device == "CPU" else ""
     return [f"Capacity  {' · '.join(parts)}{ratios}{note}"] if parts else []
 
 
 def print_load(report: LoadReport, params: object = None, *, quiet: bool = False) -> None:
     """Everything of `report`, on stdout."""
-    facts, drain = report.to_json(), report.drain
     table = terminal.table("", "")
     table.show_header = False
-    firsts = facts["ttft_median_s"]
-    table.add_row("requests", f"{facts['finished']:,} finished, {facts['aborted']:,} hung up")
-    table.add_row("errors", f"{report.tally.errors.total():,}")
-    table.add_row("tokens/s", f"{facts['tokens_per_second']:,.0f}")
-    table.add_row(
-        "first token", terminal.NOT_REPORTED if firsts is None else f"{firsts:,.3f} s (median)"
-    )
-    table.add_row("host memory", _memory(report.host))
-    table.add_row("GPU memory", _memory(report.gpu))
+    firsts, free, drain = report.ttft_median_s, report.free_tokens, report.drain
     unknown = terminal.NOT_REPORTED if report.stopped is None else "not checked"
-    after = unknown if report.free_after is None else f"{sum(report.free_after):,}"
-    table.add_row("free tokens", f"{sum(report.free_before):,} before, {after} after")
-    table.add_row("SIGTERM", unknown if drain is None else _ended(drain))
+    after = unknown if free.after is None else f"{sum(free.after):,}"
+    rows = {
+        "requests": f"{report.finished:,} finished, {report.aborted:,} hung up",
+        "errors": f"{sum(report.errors.values()):,}",
+        "tokens/s": f"{report.tokens_per_second:,.0f}",
+        "first token": terminal.NOT_REPORTED if firsts is None else f"{firsts:,.3f} s (median)",
+        "host memory": _memory(report.host_memory),
+        "GPU memory": _memory(report.gpu_memory),
+        "free tokens": f"{sum(free.before):,} before, {after} after",
+        "SIGTERM": unknown
+        if drain is None
+        else f"{drain.finished} of {drain.running} running requests finished, {drain.status} after"
+        f" {drain.seconds:.1f} s; a request that came later: {drain.late_request}",
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
     console = terminal.out()
     console.print(table)
     for line in report.violations:
@@ -175,13 +168,6 @@ def print_stop(report: LoadReport, params: object = None, *, quiet: bool = False
         kept = f"{what}; the result is what was measured until then"
         terminal.print_error("interrupted", kept, None, as_json=False)
     return 0
-
-
-def _ended(drain: Drain) -> str:
-    return (
-        f"{drain.finished} of {drain.running} running requests finished, {drain.status} after"
-        f" {drain.seconds:.1f} s; a request that came later: {drain.late_request}"
-    )
 
 
 def _memory(used: Usage | None) -> str:

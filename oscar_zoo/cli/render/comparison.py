@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.entries import Entry
+from oscar_zoo.registry.score_file import both_text
 from oscar_zoo.site.compare import Comparison
 from oscar_zoo.site.params import CompareParams
 
@@ -37,11 +38,17 @@ _BYTES = ("token_bytes", "bytes")
 
 def print_comparison(found: Comparison, params: CompareParams, *, quiet: bool) -> None:
     """A row for each fact that one of them has; a star marks those that differ."""
+    first, second = found.entries
     one: Any
     two: Any
     one, two = found.facts
     table = terminal.table("", *map(terminal.clean, _heads(found.names)))
-    rows = _quality(one, two)
+    rows = {
+        name: (_figure(name, first), _figure(name, second)) for name in ("perplexity", "recall")
+    }
+    for task in dict.fromkeys((*first.claims, *second.claims)):
+        if task not in rows:
+            rows[task] = (_score(task, first), _score(task, second))
     for key, label in (_TAKES | _MADE).items():
         rows[label] = (_shown(key, one[key]), _shown(key, two[key]))
     rows["digest"] = (_digest(one), _digest(two))
@@ -79,36 +86,13 @@ def _digest(facts: dict[str, Any]) -> str:
     return facts["digest"][:19] if facts["digest"] else terminal.NOT_REPORTED
 
 
-def _quality(one: dict[str, Any], two: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Perplexity, recall and every task that one of them has."""
-    rows = {name: (_figure(name, one), _figure(name, two)) for name in ("perplexity", "recall")}
-    tasks = dict.fromkeys(
-        score["task"]
-        for facts in (one, two)
-        for score in facts["scores"]
-        if _is_of_recipe(score) and score["task"] not in rows
-    )
-    return rows | {task: (_score(task, one), _score(task, two)) for task in tasks}
+def _figure(name: str, entry: Entry) -> str:
+    return getattr(entry.measured, f"short_{name}", None) or terminal.NOT_REPORTED
 
 
-def _figure(name: str, facts: dict[str, Any]) -> str:
-    measured = Measured.model_validate(facts["measured"]) if facts["measured"] else None
-    text = getattr(measured, f"short_{name}") if measured else None
-    return text or terminal.NOT_REPORTED
-
-
-def _score(task: str, facts: dict[str, Any]) -> str:
+def _score(task: str, entry: Entry) -> str:
     """BF16 and INT2 of the first report, which is a measured one where there is one."""
-    found = (one for one in facts["scores"] if one["task"] == task and _is_of_recipe(one))
-    score = next(found, None)
+    score = entry.claims.get(task)
     if score is None:
         return terminal.NOT_REPORTED
-    before = "?" if score["baseline"] is None else f"{score['baseline']:.2f}"
-    error = "" if score["stderr"] is None else f" ± {score['stderr']:.2f}"
-    return f"{before} → {score['value']:.2f}{error} ({score['reporter'].replace('_', ' ')})"
-
-
-def _is_of_recipe(score: dict[str, Any]) -> bool:
-    """`score_rules.is_of_recipe`, of the JSON of a score."""
-    of_int2 = score["value"] is not None and score["kv_dtype"] == "int2"
-    return of_int2 and not score["recipe_changes"]
+    return f"{both_text(score, error=True)} ({score.reporter.replace('_', ' ')})"

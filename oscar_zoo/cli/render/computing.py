@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
 from oscar_zoo.artifact.names import typed
-from oscar_zoo.artifact.width_selection import WidthSelection, WidthStep
+from oscar_zoo.artifact.width_selection import VerifiedWidths, WidthSelection
 from oscar_zoo.cli.pasting import measuring, pasted, saved
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.evaluate.shared import duration
@@ -20,65 +20,43 @@ if TYPE_CHECKING:
     from oscar_zoo.compute.outcome import ComputeResult, Drawn, FitResult, MergeResult
     from oscar_zoo.compute.params import ComputeCommand, FitParams, MergeParams, PlotParams
     from oscar_zoo.compute.select.decision import Choice
-    from oscar_zoo.compute.select.rule import Base
 
-
-def print_choice(choice: Choice) -> None:
-    """Print the comparison on stdout."""
-    for line in choice_lines(choice):
-        terminal.out().print(line)
+AROUND = 2
+"""Steps that are shown before and behind the one that was kept; the first and last always are."""
 
 
 def choice_lines(choice: Choice) -> list[RenderableType]:
     """The comparison table, in which the kept candidate is marked, and the reason below it. Columns
     of what was not measured are left out."""
+    base, chosen = choice.base, choice.chosen
     heads = ["METHOD", "K CLIP", "V CLIP", "OUTPUT ERROR"]
-    heads += (
-        [] if choice.base is None else ["TEXT", "KL", "PERPLEXITY", "vs BF16", "± SE", "RECALL"]
-    )
+    heads += ["TEXT", "KL", "PERPLEXITY", "vs BF16", "± SE", "RECALL"] if base else []
     table = terminal.table(*heads, "", right=tuple(range(1, len(heads))))
-    if choice.base is not None:
-        own = choice.questions.own
-        recall = _number(own.value if own else None, ".1%")
-        table.add_row(
-            "BF16",
-            "",
-            "",
-            "",
-            "",
-            "",
-            _number(choice.base.perplexity.value, ",.3f"),
-            "",
-            "",
-            recall,
-            "",
-        )
+    if base is not None:
+        recall = _number(base.answers.value if base.answers else None, ".1%")
+        perplexity = _number(base.perplexity.value, ",.3f")
+        table.add_row("BF16", "", "", "", "", "", perplexity, "", "", recall, "")
     for row in choice.rows:
         cells = ["-" if ratio == "0" else ratio for ratio in row.clip_texts]
         cells.append(f"{row.output_error_geo:.2g}")
-        if choice.base is not None:
-            cells += [_share(row.sequences, choice.base), _number(row.divergence, ".2g")]
+        if base is not None:
+            text = f"{row.sequences}/{len(base.perplexity.parts)}" if row.sequences else "-"
+            cells += [text, _number(row.divergence, ".2g")]
             cells += [_number(row.perplexity, ",.3f"), _number(row.change_percent, "+,.2f", " %")]
             cells += [_number(row.standard_error, ".2f"), _number(row.recall, ".1%")]
-        table.add_row(row.method, *cells, "kept" if row is choice.chosen else "")
+        table.add_row(row.method, *cells, "kept" if row is chosen else "")
     lines: list[RenderableType] = [table]
-    if choice.base is not None:
+    if base is not None:
         lines.append(
             f"Perplexity of {choice.measured_on}; other text or windows give other numbers"
         )
-        if any(row.perplexity is None for row in choice.rows):
-            lines.append(
-                "TEXT is the share of these sequences: what could not win left early; vs BF16 is of"
-                " the same share"
-            )
-    chosen = choice.chosen
+    if base is not None and any(row.perplexity is None for row in choice.rows):
+        lines.append(
+            "TEXT is the share of these sequences: what could not win left early; vs BF16 is of"
+            " the same share"
+        )
     clip = f" with clip {','.join(chosen.clip_texts)}" if chosen.clip_k or chosen.clip_v else ""
     return [*lines, f"Kept {chosen.method}{clip}: {choice.reason}"]
-
-
-def _share(sequences: int | None, base: Base) -> str:
-    """The part of the held-out sequences that a candidate was measured on."""
-    return "-" if sequences is None else f"{sequences}/{len(base.perplexity.parts)}"
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:
@@ -86,18 +64,16 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else "broken" if value >= 1e6 else f"{value:{form}}{unit}"
 
 
-AROUND = 2
-"""Steps that are shown before and behind the one that was kept; the first and last always are."""
-
-
 def width_lines(found: WidthSelection) -> list[RenderableType]:
     """The curve as a table, in which the kept step is marked, with a legend and the reason below.
     `KL` is the divergence of the next token's distribution from that with the exact cache."""
     heads = ["RAISED", "BITS", "PREDICTED KL", "MEASURED KL", "± SE", "OF 2 BITS", "vs BF16"]
     table = terminal.table(*heads, "RECALL", "", right=tuple(range(1, 8)))
-    before = None
-    for at in _shown(found):
-        if before is not None and at > before + 1:
+    last = len(found.steps) - 1
+    near = range(max(1, found.chosen - AROUND), min(last, found.chosen + AROUND) + 1)
+    before = -1
+    for at in sorted({0, 1, *near, last} & set(range(last + 1))):
+        if at > before + 1:
             table.add_row(f".. {at - before - 1} more", *[""] * 8)
         table.add_row(*_cells(found, at), "kept" if at == found.chosen else "")
         before = at
@@ -114,6 +90,24 @@ def width_lines(found: WidthSelection) -> list[RenderableType]:
     return [table, legend, text, kept, f"With the windows: {with_windows(found)}"]
 
 
+def _cells(found: WidthSelection, at: int) -> list[str]:
+    step, first = found.steps[at], found.steps[0]
+    measured = step.verified or VerifiedWidths()
+    value = step.predicted if measured.divergence is None else measured.divergence
+    whole = first.verified.divergence if first.verified else first.predicted
+    error = measured.divergence_error if step.verified else step.predicted_error
+    return [
+        "2 bits" if at == 0 else step.name,
+        f"{step.bits:.4g}",
+        _number(step.predicted, ".2g"),
+        _number(measured.divergence, ".2g"),
+        _number(error, ".1g"),
+        f"{value / whole:.0%}" if value is not None and whole else "-",
+        _number(measured.change_percent, "+.2f", " %"),
+        _number(measured.recall, ".1%"),
+    ]
+
+
 def raises(found: WidthSelection) -> str:
     """What has codes of 4 bits, in words."""
     number, all_slots = len(found.raised), 2 * len(found.layers)
@@ -126,56 +120,18 @@ def raises(found: WidthSelection) -> str:
 
 def with_windows(found: WidthSelection) -> str:
     """Bits of an element with the high-precision windows, for some lengths."""
-    return ", ".join(
-        f"{bits:.3g} bits at {int(length) // 1024}k" for length, bits in _by_length(found)
-    )
+    at = sorted((int(length), bits) for length, bits in found.bits_at.items())
+    return ", ".join(f"{bits:.3g} bits at {length // 1024}k" for length, bits in at)
 
 
 def course(found: WidthSelection) -> str:
     """The curve in one line: bits and divergence of the steps that were measured."""
-    points = [
-        f"{step.bits:.4g} bits {_divergence(step)}"
+    points = (
+        f"{step.bits:.4g} bits {step.verified.divergence:.2g}"
         for step in found.steps
         if step.verified is not None and step.verified.divergence is not None
-    ]
-    return ", ".join(points)
-
-
-def _by_length(found: WidthSelection) -> Iterator[tuple[str, float]]:
-    return iter(sorted(found.bits_at.items(), key=lambda one: int(one[0])))
-
-
-def _shown(found: WidthSelection) -> list[int]:
-    last = len(found.steps) - 1
-    near = range(max(1, found.chosen - AROUND), min(last, found.chosen + AROUND) + 1)
-    return sorted({0, 1, *near, last} & set(range(last + 1)))
-
-
-def _divergence(step: WidthStep) -> str:
-    value = step.verified.divergence if step.verified else None
-    return "-" if value is None else f"{value:.2g}"
-
-
-def _cells(found: WidthSelection, at: int) -> list[str]:
-    step, first = found.steps[at], found.steps[0]
-    measured = step.verified
-    value = (
-        step.predicted if measured is None or measured.divergence is None else measured.divergence
     )
-    whole = first.verified.divergence if first.verified else first.predicted
-    error = measured.divergence_error if measured else step.predicted_error
-    change = measured.change_percent if measured else None
-    recall = measured.recall if measured else None
-    return [
-        "2 bits" if at == 0 else step.name,
-        f"{step.bits:.4g}",
-        "-" if step.predicted is None else f"{step.predicted:.2g}",
-        _divergence(step),
-        "-" if error is None else f"{error:.1g}",
-        f"{value / whole:.0%}" if value is not None and whole else "-",
-        "-" if change is None else f"{change:+.2f} %",
-        "-" if recall is None else f"{recall:.1%}",
-    ]
+    return ", ".join(points)
 
 
 def about(seconds: float | None) -> str:
@@ -199,17 +155,15 @@ def show(result: ComputeResult, params: ComputeCommand, *, quiet: bool) -> None:
     """How `auto` chose, and where the artifact is: the data of `compute`; then what lies beside
     it, and the command that measures it."""
     if result.choice is not None:
-        print_choice(result.choice)
+        _print(choice_lines(result.choice))
     if result.widths is not None:
-        _print_widths(result.widths.selection)
-    terminal.out().print(saved(result.path, result.manifest))
+        _print(width_lines(result.widths.selection))
+    _print([saved(result.path, result.manifest)])
     if result.report is not None:
         terminal.note(f"Report: {typed(result.report)}", quiet=quiet)
     if result.moments is not None:
-        terminal.note(
-            f"Moments beside it, for another method without the model: {typed(result.moments)}",
-            quiet=quiet,
-        )
+        text = "Moments beside it, for another method without the model"
+        terminal.note(f"{text}: {typed(result.moments)}", quiet=quiet)
     from oscar_zoo.cli.render.progress import TerminalObserver  # which words notes with this module
 
     observer = TerminalObserver(quiet=quiet)
@@ -221,29 +175,24 @@ def show(result: ComputeResult, params: ComputeCommand, *, quiet: bool) -> None:
 
 
 def show_fit(result: FitResult, params: FitParams, *, quiet: bool) -> None:
-    """How bits were chosen, where the artifact is, and how to measure it."""
-    if (widths := WidthSelection.of(result.manifest.fit.selection)) is not None:
-        _print_widths(widths)
-    terminal.out().print(saved(result.path, result.manifest))
+    """Where the artifact is, and how to measure it."""
+    _print([saved(result.path, result.manifest)])
     terminal.note(measuring(result.path, result.manifest.model.id), quiet=quiet)
 
 
 def show_merged(merged: MergeResult, params: MergeParams, *, quiet: bool) -> None:
     """The file that was written, and what is lost in it."""
-    size = terminal.megabytes(merged.size)
-    terminal.out().print(
-        f"Saved {terminal.clean(typed(merged.path))}  {merged.tokens:,} tokens, {size} "
-        f" sha256:{merged.sha256}"
-    )
+    facts = f"{merged.tokens:,} tokens, {terminal.megabytes(merged.size)}  sha256:{merged.sha256}"
+    _print([f"Saved {terminal.clean(typed(merged.path))}  {facts}"])
     for note in merged.notes:
         terminal.note(f"note: {note}", quiet=quiet)
 
 
 def show_drawn(drawn: Drawn, params: PlotParams, *, quiet: bool) -> None:
     """The file that was drawn."""
-    terminal.out().print(f"Saved {terminal.clean(typed(drawn.path))}")
+    _print([f"Saved {terminal.clean(typed(drawn.path))}"])
 
 
-def _print_widths(found: WidthSelection) -> None:
-    for line in width_lines(found):
+def _print(lines: list[RenderableType]) -> None:
+    for line in lines:
         terminal.out().print(line)

@@ -27,14 +27,8 @@ estimate."""
 
 
 class Course:
-    """A piece of work in progress.
-
-    Args:
-        phases: all of them, in order.
-        clock: seconds.
-        timed: whether the seconds of the phases are an estimate for this machine; otherwise they
-            are only shares.
-    """
+    """A piece of work in progress: `phases` are all of them, in order; `timed` says that their
+    seconds are an estimate for this machine, and not only shares."""
 
     def __init__(
         self, phases: Sequence[Phase], clock: Callable[[], float], *, timed: bool = True
@@ -86,10 +80,8 @@ class Course:
         place = self._places.get(self._name)
         if place is not None:
             seconds = self.phases[place].seconds
-            self._reached = max(
-                self._reached,
-                (self._before[place] + seconds * self._within(seconds)) / self._expected,
-            )
+            done = self._before[place] + seconds * self._within(seconds)
+            self._reached = max(self._reached, done / self._expected)
         return min(self._reached, 1.0)
 
     @property
@@ -125,11 +117,9 @@ class Course:
         """How often longer the work takes than it was expected to take.
 
         By the phases that count something: reading files, which counts nothing, says little about
-        the rest. Where the expected seconds are only shares, by all of the work.
-
-        Args:
-            step: expected seconds of the step that goes on; 0 in a phase that counts nothing.
-            waited: seconds since that step began.
+        the rest. Where the expected seconds are only shares, by all of the work. `step` seconds are
+        expected for the step that goes on, 0 in a phase that counts nothing; it began `waited`
+        seconds ago.
         """
         if self._timed:
             prior = PRIOR * self._expected
@@ -171,8 +161,7 @@ class Course:
 
 
 class Rarely:
-    """True once every `EVERY_SECONDS`, first that long after it was made; `now` restarts the
-    wait."""
+    """True once every `EVERY_SECONDS`, first that long after it was made or restarted."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._last = clock, clock()
@@ -184,5 +173,4 @@ class Rarely:
         return due
 
     def now(self) -> None:
-        """Restart the wait, as if a call had just returned true."""
         self._last = self._clock()

@@ -9,7 +9,7 @@ from typing import Any
 
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import is_path
-from oscar_zoo.artifact.outcome import SignatureReport, Verified
+from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.render import terminal
@@ -64,7 +64,7 @@ def print_facts(found: Description, params: InfoParams, *, quiet: bool) -> None:
         state = copy.path if copy.intact else f"damaged, fetch it again: {copy.fetch_again}"
         terminal.fact("installed", f"{copy.id.reference}  {state}")
         if copy.signature.state != "missing":
-            terminal.fact("signature", _signature_line(copy.signature))
+            terminal.fact("signature", copy.signature.sentence)
     if found.files is not None:
         word = "" if found.files.intact else "FAILED: "
         terminal.fact("files", f"{word}{found.files.outcome}")
@@ -93,13 +93,6 @@ def _print_recipe(recipe: ModelRecipe) -> None:
     terminal.fact("GPUs", f"tensor parallel {recipe.tensor_parallel}")
     if recipe.drafts:
         terminal.fact("drafts", drafts_line(recipe.drafts))
-
-
-def _signature_line(signed: SignatureReport) -> str:
-    """A signature in one line."""
-    if signed.state == "valid":
-        return f"signed by {signed.fingerprint} ({signed.by})"
-    return str(signed.message)
 
 
 def _none_known(found: Description) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.names import path_text
@@ -16,14 +16,18 @@ from oscar_zoo.evaluate.shared import cache_title, length_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oscar_zoo.evaluate.run import EvalReport
-
-    Row = Mapping[str, Any]
-    from oscar_zoo.app.benchmark import BenchmarkResult
-    from oscar_zoo.app.evaluate_server import ServerEvaluation, ServerFailure
-    from oscar_zoo.evaluate.against_table import AgainstReport, AgainstRow
-    from oscar_zoo.evaluate.ruler import RulerReport
-    from oscar_zoo.evaluate.server_comparison import ComparisonRow, Perplexities
+    from oscar_zoo.evaluate.outcome import (
+        AgainstReport,
+        AgainstRow,
+        BenchmarkReport,
+        EvalReport,
+        EvalRow,
+        FailedServer,
+        Perplexities,
+        RulerReport,
+        ServerReport,
+        ServerRow,
+    )
 
 _VALUES = {"sink": "SINK", "recent": "RECENT", "clip": "CLIP", "group_size": "GROUP"}
 """Columns of what may differ between rows of one cache."""
@@ -34,12 +38,10 @@ _SHORT = {"bf16": "BF16", "artifact": "INT2"}
 def print_report(report: EvalReport, data: str) -> None:
     """One line per cache, with the change against BF16, and what an element costs in long
     sequences; `data` is the text that was measured on."""
-    facts = report.to_json()
-    rows = facts["rows"]
-    terminal.out().print(_measured(rows, facts["length"]))
-    print_bits(rows)
-    if "perplexity" in facts["tasks"]:
-        cut = facts["tasks"]["perplexity"]
+    terminal.out().print(_measured(report.rows, report.length))
+    print_bits(report.rows)
+    if "perplexity" in report.tasks:
+        cut = report.tasks["perplexity"]
         terminal.prose(
             f"Perplexity of {cut['windows']} window(s) of {cut['length']:,} tokens of {data}, all"
             " positions; other text or windows give other numbers"
@@ -48,69 +50,57 @@ def print_report(report: EvalReport, data: str) -> None:
         terminal.out().print(f"Scores: {terminal.clean(path_text(report.record))}")
 
 
-def _measured(rows: Sequence[Row], length: int) -> Table:
+def _measured(rows: Sequence[EvalRow], length: int) -> Table:
     """Bits and results of every row; `length` is that of the sequences in tokens."""
-    base, changed = rows[0]["perplexity"], _changed(rows)
-    with_recall = rows[0]["recall"] is not None
+    base, changed = rows[0].perplexity, _changed(rows)
     columns = [*changed.values(), "BITS", f"BITS AT {length_text(length)}"]
     columns += ["PERPLEXITY", "vs BF16"] if base is not None else []
-    columns += ["RECALL"] if with_recall else []
+    columns += ["RECALL"] if rows[0].recall is not None else []
     table = terminal.table("CACHE", *columns, right=tuple(range(1, len(columns) + 1)))
     for row in rows:
-        cells = [str(row["changes"].get(name, "")) for name in changed]
-        cells += [f"{row['bits_per_element']:.2f}", f"{row['bits_per_element_with_windows']:.2f}"]
-        if base is not None:
-            value = row["perplexity"]
-            cells += [
-                f"{value:,.3f}",
-                "" if row is rows[0] else f"{100 * (value / base - 1):+,.1f} %",
-            ]
-        if with_recall:
-            cells.append(f"{row['recall']:.1%}")
-        name = row["cache"]
-        table.add_row(_SHORT[name] if changed else cache_title(name), *cells)
+        cells = [str(row.changes.get(name, "")) for name in changed]
+        cells += [f"{row.bits_per_element:.2f}", f"{row.bits_per_element_with_windows:.2f}"]
+        if base is not None and row.perplexity is not None:
+            change = "" if row is rows[0] else f"{100 * (row.perplexity / base - 1):+,.1f} %"
+            cells += [f"{row.perplexity:,.3f}", change]
+        if row.recall is not None:
+            cells.append(f"{row.recall:.1%}")
+        table.add_row(_SHORT[row.cache] if changed else cache_title(row.cache), *cells)
     return table
 
 
-def print_bits(rows: Sequence[Row]) -> None:
+def print_bits(rows: Sequence[EvalRow]) -> None:
     """Bits of an element in long sequences: a line where all rows have the same, else a table."""
     changed = {name: head for name, head in _changed(rows).items() if name != "clip"}
-    heads = [length_text(int(tokens)) for tokens in rows[-1]["bits_per_element_at"]]
-    several = list(_distinct(rows[1:], changed))
+    heads = [length_text(int(tokens)) for tokens in rows[-1].bits_per_element_at]
+    several: dict[tuple[object, ...], EvalRow] = {}
+    for row in rows[1:]:
+        several.setdefault(tuple(row.changes.get(name) for name in changed), row)
+    first, last = next(iter(several.values())), rows[-1]
     if len(several) == 1:
-        bits = rows[-1]["bits_per_element_at"].values()  # of the artifact, where there is one
+        bits = last.bits_per_element_at.values()  # of the artifact, where there is one
         each = ", ".join(f"{count:.2f} at {head}" for head, count in zip(heads, bits, strict=True))
-        whose = "" if several[0]["bits_per_element"] == rows[-1]["bits_per_element"] else " of it"
+        whose = "" if first.bits_per_element == last.bits_per_element else " of it"
         terminal.prose(f"Bits of an element{whose} by tokens of a sequence, with windows: {each}")
         return
     columns = [*list(changed.values())[1:], *(f"BITS AT {head}" for head in heads)]
-    first = next(iter(changed.values()))
-    table = terminal.table(first, *columns, right=tuple(range(len(columns) + 1)))
-    for row in several:
-        values = (str(row["changes"][name]) for name in changed)
-        table.add_row(*values, *(f"{bits:.2f}" for bits in row["bits_per_element_at"].values()))
+    table = terminal.table(
+        next(iter(changed.values())), *columns, right=tuple(range(len(columns) + 1))
+    )
+    for values, row in several.items():
+        bits = row.bits_per_element_at.values()
+        table.add_row(*map(str, values), *(f"{count:.2f}" for count in bits))
     terminal.out().print(table)
 
 
-def _changed(rows: Sequence[Row]) -> dict[str, str]:
+def _changed(rows: Sequence[EvalRow]) -> dict[str, str]:
     """The columns of `_VALUES` that these rows need."""
-    return {name: head for name, head in _VALUES.items() if name in rows[-1]["changes"]}
-
-
-def _distinct(rows: Sequence[Row], names: Mapping[str, str]) -> Iterator[Row]:
-    """The first row for each combination of the values `names`."""
-    seen = set()
-    for row in rows:
-        values = tuple(row["changes"].get(name) for name in names)
-        if values not in seen:
-            seen.add(values)
-            yield row
+    return {name: head for name, head in _VALUES.items() if name in rows[-1].changes}
 
 
 def print_against(report: AgainstReport) -> None:
     """One line per cache, by bits, with the Pareto-optimal ones marked."""
-    facts, tasks = report.facts, report.facts["tasks"]
-    short, long = length_text(facts["length"]), length_text(int(LONG))
+    short, long = length_text(report.length), length_text(int(LONG))
     table = terminal.table(
         "CACHE", "BITS", f"AT {short}", f"AT {long}", "KL, nats", "PERPLEXITY", "DIGITS", "ANSWERS",
         right=(1, 2, 3, 4, 5, 6, 7),
@@ -126,11 +116,11 @@ def print_against(report: AgainstReport) -> None:
             f"{row.answers:.1%}",
         )
     terminal.out().print(table)
-    divergence, recall = tasks["divergence"], tasks["recall"]
+    divergence, recall = report.tasks["divergence"], report.tasks["recall"]
     terminal.prose(
         f"* no cache has fewer bits and less KL, for sequences of so many tokens. KL is measured at"
         f" {divergence['positions']:,} positions of {divergence['windows']} window(s) of"
-        f" {facts['length']:,} tokens, recall on {recall['answers']} answers"
+        f" {report.length:,} tokens, recall on {recall['answers']} answers"
     )
 
 
@@ -146,43 +136,40 @@ def _losses(row: AgainstRow) -> tuple[str, str]:
     return kl, f"{change} %"
 
 
-def print_servers(found: ServerEvaluation) -> None:
+def print_servers(found: ServerReport) -> None:
     """A line per server, then every violation."""
-    console, rows = terminal.out(), found.rows
+    console, rows = terminal.out(), found.servers
     table = terminal.table(
         "CHUNK", "PAGE", "RADIX", "TP", "PERPLEXITY", "REFERENCE", "DIFF", "AFTER A HIT", "DIFF",
         "RECALL", "ALONE", "REFERENCE", "", right=(0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11),
     )  # fmt: skip
     for row in rows:
-        facts = row.facts
-        head = [str(facts.chunk), str(facts.page_size), "on" if facts.radix else "off"]
-        server, reference, difference = _perplexity(row.cold)
-        warm, _, warm_difference = _perplexity(row.warm)
+        head = [str(row.chunk), str(row.page_size), "on" if row.radix else "off"]
+        server, reference, difference = _perplexity(row.perplexity)
+        warm, _, warm_difference = _perplexity(row.perplexity_after_hit)
         cells = [server, reference, difference, warm, warm_difference, *_recall(row)]
         mark = terminal.MARKS["failed" if row.violations else "ok"]
-        table.add_row(*head, str(facts.tp), *cells, mark)
-    console.print(terminal.clean(found.served.choice.name))
+        table.add_row(*head, str(row.tensor_parallel), *cells, mark)
+    console.print(terminal.clean(found.model))
     console.print(table)
-    exact = next((row.cold.exact for row in rows if row.cold is not None), None)
+    exact = next((row.perplexity.exact for row in rows if row.perplexity is not None), None)
     if exact is not None:
         console.print(f"Without quantization the perplexity is {exact:,.4f}.")
     for row in rows:
         for violation in row.violations:
-            console.print(
-                f"chunk {row.facts.chunk}, page {row.facts.page_size}: {terminal.clean(violation)}"
-            )
+            console.print(f"chunk {row.chunk}, page {row.page_size}: {terminal.clean(violation)}")
 
 
-def print_failures(failures: Sequence[ServerFailure]) -> None:
+def print_failures(failures: Sequence[FailedServer]) -> None:
     """A line on stderr for every server that gave no answers."""
     for one in failures:
-        message = f"{one.variant}: {one.error.message}"
+        message = f"{one.server}: {one.error.message}"
         terminal.print_error(one.error.code, message, one.error.hint, as_json=False)
 
 
-def to_csv(rows: Sequence[ComparisonRow]) -> str:
-    """One line per server; numbers in full, empty where there is none."""
-    flat = [_flat(row.to_json()) for row in rows]
+def to_csv(servers: Sequence[Mapping[str, Any]]) -> str:
+    """One line per server of the JSON; numbers in full, empty where there is none."""
+    flat = [_flat(row) for row in servers]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(flat[0]) if flat else ["chunk"], lineterminator="\n")
     writer.writeheader()
@@ -190,7 +177,7 @@ def to_csv(rows: Sequence[ComparisonRow]) -> str:
     return stream.getvalue()
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     parts = {
         "perplexity": ("server", "reference", "deviation", "exact"),
         "perplexity_after_hit": ("server", "reference", "deviation", "exact"),
@@ -212,20 +199,20 @@ def _perplexity(found: Perplexities | None) -> tuple[str, str, str]:
     return f"{found.server:,.4f}", f"{found.reference:,.4f}", f"{100 * found.deviation:+.3f} %"
 
 
-def _recall(row: ComparisonRow) -> list[str]:
+def _recall(row: ServerRow) -> list[str]:
     recall = row.recall
     if recall is None:
         return ["-", "-", "-"]
     return [
-        "-" if right is None else f"{right} of {recall.answers}"
-        for right in (recall.talking, recall.alone, recall.reference)
+        "-" if share is None else f"{round(share * recall.answers)} of {recall.answers}"
+        for share in (recall.talking, recall.alone, recall.reference)
     ]
 
 
 _CACHES = {"int2": "INT2", "fp8": "FP8"}
 
 
-def print_benchmarks(found: BenchmarkResult) -> None:
+def print_benchmarks(found: BenchmarkReport) -> None:
     """The table, a sentence per comparison, and where the scores are."""
     console = terminal.out()
     table = terminal.table(
@@ -289,9 +276,9 @@ def print_ruler(report: RulerReport, params: object = None, *, quiet: bool = Fal
         table.add_row(cache_title(cache), *(f"{rows[n].share:.1%}" for n in lengths), *last)
     terminal.out().print(table)
     terminal.out().print(_families(report))
-    if report.depths:
+    if report.places:
         terminal.out().print(_depths(report, lengths[-1]))
-    each = report.facts["samples"]
+    each = report.samples
     text = f"{each} {'prompt' if each == 1 else 'prompts'} for each family, length and depth"
     terminal.out().print(f"Whole answers; {text}; the first table has the mean over families")
 
@@ -303,18 +290,18 @@ def _families(report: RulerReport) -> Table:
     names = [cache_title(cache) for cache in report.caches]
     table = terminal.table("FAMILY", *names, right=tuple(range(1, len(names) + 1)))
     for family in report.families:
-        shares = (report.family(cache, family) for cache in report.caches)
-        title = f"{family}: {FAMILIES[family].title}"
+        shares = (report.share(cache, family=family) for cache in report.caches)
+        title = f"{family}: {FAMILIES[family].title}"  # type: ignore[index]
         table.add_row(title, *(f"{share:.1%}" for share in shares))
     return table
 
 
 def _depths(report: RulerReport, length: int) -> Table:
     """A row per cache: how it does by depth at one length."""
-    places = [f"{depth:.0%}" for depth in report.depths]
+    places = [f"{depth:.0%}" for depth in report.places]
     head = f"DEPTH, {length:,} TOKENS"
     table = terminal.table(head, *places, right=tuple(range(1, len(places) + 1)))
     for cache in report.caches:
-        shares = (report.place(cache, length, depth) for depth in report.depths)
+        shares = (report.share(cache, length=length, depth=depth) for depth in report.places)
         table.add_row(cache_title(cache), *("" if x is None else f"{x:.0%}" for x in shares))
     return table

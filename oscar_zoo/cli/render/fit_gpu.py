@@ -12,58 +12,6 @@ from oscar_zoo.serving.memory import fetch_config
 _VERDICTS = {True: "fits", False: "does not fit", None: "not known"}
 
 
-def emit_fit(report: FitReport) -> None:
-    """The JSON of `fit-gpu`."""
-    facts = {
-        "model": report.model,
-        "estimate": True,
-        "memory_bytes": report.memory,
-        "memory_source": report.memory_source,
-        "usable_share": report.usable,
-        "gpus": report.gpus,
-        "gpus_source": report.gpus_source,
-        "weights_bytes": report.weights.nbytes,
-        "reserved_bytes": report.reserved,
-        "gpu_weights_bytes": report.gpu_weights,
-        "weights_source": report.weights.source,
-        "cache_bytes": report.room,
-        "context": report.context,
-        "model_context": report.longest,
-        "requests": report.requests,
-        "usual_requests": report.usual_requests,
-        "bits_per_element": report.bits,
-        "bits_source": report.bits_source,
-        "other_layers_counted": report.other_layers,
-        "other_layers_unknown": report.unknown,
-        "fits": report.fits,
-        "fitting_gpus": report.fitting_gpus,
-        "not_served": report.not_served,
-        "caches": [
-            {
-                "kind": one.cache.kind,
-                "token_bytes": one.cache.token,
-                "window_token_bytes": one.cache.window_token,
-                "window": one.cache.window,
-                "request_bytes": one.cache.request,
-                "sink_bytes": one.cache.sinks,
-                "ring_bytes": one.cache.ring,
-                "state_bytes": one.cache.state,
-                "tokens": one.tokens,
-                "most_tokens": one.most_tokens,
-                "running_requests": one.running,
-                "state_slots": one.pools.states,
-                "sliding_slots": one.pools.sliding or 0,
-                "max_requests": one.requests,
-                "most_requests": one.most_requests,
-                "max_context": one.context,
-                "fits": one.fits,
-            }
-            for one in report.caches
-        ],
-    }
-    terminal.emit_json({"schema": "oscar-zoo.fit-gpu/1"} | facts)
-
-
 def print_fit(report: FitReport, *, verdict: bool) -> None:
     """The answer, and a row for each kind of cache; with `verdict` also whether the requests that
     were asked for fit."""
@@ -83,7 +31,7 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
     terminal.prose(
         f"INT2 stores {report.bits:g} bits per element with its scales ({report.bits_source})"
     )
-    *others, int2 = (one.cache.request for one in report.caches)
+    *others, int2 = (one.request_bytes for one in report.caches)
     beside = f", {terminal.megabytes(max(others))} with the others" if max(others) else ""
     more = "" if report.other_layers else ", as far as the zoo knows"
     terminal.prose(
@@ -104,7 +52,7 @@ def _print_table(report: FitReport, *, verdict: bool) -> None:
     heads += [f"{requests} x {context}"] if verdict else []
     table = terminal.table(*heads, right=tuple(range(1, len(heads))))
     for one in report.caches:
-        cells = [one.cache.kind, f"{one.cache.token / 1e3:.1f} kB"]
+        cells = [one.kind, f"{one.token_bytes / 1e3:.1f} kB"]
         cells += [_range(one.tokens, one.most_tokens)]
         cells += [] if alike else [f"{one.running:,}" if one.running else "?"]
         cells += [f"{one.context:,}" if one.running else f"0 to {one.context:,}"]
@@ -171,10 +119,10 @@ def _too_small(report: FitReport) -> str:
 def _no_tokens(report: FitReport, int2: FittingCache) -> str:
     """What takes the memory that one request would need for its tokens."""
     room = f"leave room for {int2.most_tokens:,} tokens with INT2"
-    if int2.cache.state:
+    if int2.state_bytes:
         return f"weights, windows and states {room}"
     windows = f"the windows of {_requests(report.requests)}"
-    beside = int2.cache.request * report.requests
+    beside = int2.request_bytes * report.requests
     if beside >= report.room:
         left = terminal.gigabytes(report.room)
         return f"{windows} take {terminal.gigabytes(beside)}, and the weights leave {left}"
@@ -280,7 +228,7 @@ def _print_request(report: FitReport) -> None:
     terms += [f"2 x {cache.sinks // 2:,} sinks", f"{cache.ring:,} ring"]
     total = cache.request_bytes(context)
     terminal.prose(
-        f"{cache.kind}, a request of {context:,} tokens: {' + '.join(terms)} = {total:,};"
+        f"{found.kind}, a request of {context:,} tokens: {' + '.join(terms)} = {total:,};"
         f" {report.room:,} / {total:,} = {found.requests:,} requests"
     )
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.recipe import ModelRecipe
-from oscar_zoo.registry.score_file import PERPLEXITY
-from oscar_zoo.site.listing import Found, Leaderboard, Listing, Place, gpqa
+from oscar_zoo.registry.score_file import PERPLEXITY, both_text, value_text
+from oscar_zoo.site.listing import Found, Leaderboard, Listing, Place
 from oscar_zoo.site.params import LeaderboardParams, ListParams, SearchParams
 
 _SHAPE = ("FMT", "BITS")
@@ -19,7 +18,7 @@ _MEASURED = ("PERPLEXITY", "RECALL BF16 → INT2")
 
 def print_listing(listing: Listing, params: ListParams, *, quiet: bool) -> None:
     """The table of `list`."""
-    _print(listing.rows)
+    _print(listing.entries, listing.task)
     _print_recipes(listing.recipes, by_name=bool(params.family or params.words))
     for error in listing.unreachable:
         terminal.note(f"note: {error.message}")
@@ -27,7 +26,7 @@ def print_listing(listing: Listing, params: ListParams, *, quiet: bool) -> None:
         terminal.note(f"note: OSCAR_ZOO_HUB is set: only {listing.by_environment} is listed.")
     for warning in listing.warnings:
         terminal.note(f"warning: {warning}")
-    if listing.rows or (params.words and listing.recipes):
+    if listing.entries or (params.words and listing.recipes):
         return
     of = params.model or params.family
     found = no_artifacts(of) if of else "No artifacts."
@@ -35,7 +34,8 @@ def print_listing(listing: Listing, params: ListParams, *, quiet: bool) -> None:
         found = f"{found[:-1]} that fit {' and '.join(params.filters)}. See all: oscar-zoo list"
     if params.words:
         found = f"Nothing has all of the words {' '.join(params.words)}."
-    terminal.note(found + _did_you_mean(listing))
+    meant = f" Did you mean {' or '.join(listing.close)}?" if listing.close else ""
+    terminal.note(found + meant)
 
 
 def no_artifacts(of: str) -> str:
@@ -43,19 +43,9 @@ def no_artifacts(of: str) -> str:
     return f"No artifacts for {of}."
 
 
-def print_found(listing: Found, params: SearchParams, *, quiet: bool) -> None:
-    """The table of `search`, and the models without an artifact that have the words."""
-    _print(listing.rows)
-    _print_recipes(listing.recipes, by_name=True)
-    for error in listing.unreachable:
-        terminal.note(f"note: {error.message}")
-    if not listing.rows and not listing.recipes:
-        words = " ".join(params.words)
-        terminal.note(f"Nothing has all of the words {words}.{_did_you_mean(listing)}")
-
-
-def _did_you_mean(listing: Listing) -> str:
-    return f" Did you mean {' or '.join(listing.close)}?" if listing.close else ""
+def print_found(found: Found, params: SearchParams, *, quiet: bool) -> None:
+    """The table of `search`, which is that of `list` with words."""
+    print_listing(found, ListParams(words=params.words), quiet=quiet)
 
 
 def _print_recipes(recipes: Sequence[ModelRecipe], *, by_name: bool) -> None:
@@ -73,24 +63,28 @@ def _print_recipes(recipes: Sequence[ModelRecipe], *, by_name: bool) -> None:
         )
 
 
-def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print(entries: Sequence[Entry], task: str) -> None:
     console = terminal.out()
-    if rows:
-        measured = _MEASURED if any(row["measured"] for row in rows) else ()
-        numbers = (*_SHAPE, *measured, "GPQA BF16 → INT2")
+    scores = [entry.score(task.casefold()) for entry in entries]
+    if entries:
+        measured = _MEASURED if any(entry.measured for entry in entries) else ()
+        name = "GPQA" if task == "gpqa" else task
+        numbers = (*_SHAPE, *measured, f"{name} BF16 → INT2")
         right = tuple(range(2, 1 + len(numbers)))
-        # Some column says how good a row is: what was measured goes only where GPQA is known.
-        spare = (_SHAPE, _MEASURED) if any(map(gpqa, rows)) else (_SHAPE,)
+        # Some column says how good a row is: what was measured goes only where the score is known.
+        spare = (_SHAPE, _MEASURED) if any(scores) else (_SHAPE,)
         table = terminal.table("MODEL", "TAG", *numbers, "STATUS", right=right, spare=spare)
-        for row in rows:
-            bits = f"{row['bits_per_element']:.2f}" if row["bits_per_element"] else "-"
-            state = (
-                row["status"] if row["state"] == "active" else f"{row['status']}, {row['state']}"
-            )
-            figures = _figures(row["measured"]) if measured else ()
-            shape = (row["format_version"] or "-", bits)
-            cells = (row["model"], row["tag"], *shape, *figures, _gpqa(row), state)
-            table.add_row(*map(terminal.clean, cells))
+        for entry, score in zip(entries, scores, strict=True):
+            summary, state, figures = entry.summary, entry.status.state, entry.measured
+            bits = f"{summary.bits_per_element:.2f}" if summary.bits_per_element else "-"
+            cells = [entry.id.model, entry.id.tag, summary.format_version or "-", bits]
+            if measured:
+                cells += [getattr(figures, "short_perplexity", None) or "-"]
+                cells += [getattr(figures, "short_recall", None) or "-"]
+            both = both_text(score) if score else terminal.NOT_REPORTED
+            both += " ᵘ" if score and score.reporter == "upstream" else ""
+            where = entry.where if state == "active" else f"{entry.where}, {state}"
+            table.add_row(*map(terminal.clean, (*cells, both, where)))
         console.print(table)
         if table.shows(_MEASURED[0], console):
             terminal.prose(
@@ -101,23 +95,8 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
             terminal.prose(
                 "PERPLEXITY and RECALL do not fit this terminal; see `oscar-zoo info NAME`"
             )
-    if any(score["reporter"] == "upstream" for row in rows for score in row["scores"]):
+    if any(score.reporter == "upstream" for entry in entries for score in entry.scores):
         terminal.prose("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
-
-
-def _figures(measured: Mapping[str, Any] | None) -> tuple[str, str]:
-    found = Measured.model_validate(measured) if measured else None
-    return (found.short_perplexity if found else None) or "-", (
-        found.short_recall if found else None
-    ) or "-"
-
-
-def _gpqa(row: Mapping[str, Any]) -> str:
-    score = gpqa(row)
-    if score is None:
-        return terminal.NOT_REPORTED
-    before = f"{score['baseline']:.2f}" if score["baseline"] is not None else "?"
-    return f"{before} → {score['value']:.2f}" + (" ᵘ" if score["reporter"] == "upstream" else "")
 
 
 def print_board(board: Leaderboard, params: LeaderboardParams, *, quiet: bool) -> None:
@@ -133,8 +112,8 @@ def print_board(board: Leaderboard, params: LeaderboardParams, *, quiet: bool) -
         cells = (
             f"{rank:>{width}}  {place.entry.id.reference}",
             score.who or score.reporter.replace("_", " "),
-            _value(score.baseline),
-            _value(score) + ("ᶜ" if place.is_calibrated_on else ""),
+            value_text(score.baseline) or "-",
+            (value_text(score) or "-") + ("ᶜ" if place.is_calibrated_on else ""),
             *(_change(place) if of_text else _difference(score)),
         )
         table.add_row(*map(terminal.clean, cells))
@@ -151,12 +130,6 @@ def _explain(board: Leaderboard) -> None:
         terminal.prose("ᶜ the rotation was fitted on a text with questions of this benchmark")
     for error in board.unreachable:
         terminal.note(f"note: {error.message}")
-
-
-def _value(score: Score | None) -> str:
-    if score is None or score.value is None:
-        return "-"
-    return f"{score.value:.2f}" + ("" if score.stderr is None else f" ± {score.stderr:.2f}")
 
 
 def _change(place: Place) -> tuple[str]:

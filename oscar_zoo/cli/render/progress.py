@@ -33,16 +33,11 @@ _TOLD = "oscar_zoo.told"
 
 
 class TerminalObserver:
-    """An `app.progress.Observer` that people read.
+    """An `oscar_zoo.observer.Observer` that people read.
 
-    Use it as a context manager: its bars end with the block, before results are printed. A remark
-    is printed once per command line. Where stderr is no terminal, long work prints a line for every
-    phase and one every 30 seconds.
-
-    Args:
-        quiet: print neither progress nor remarks; a question is still asked.
-        as_json: print no remarks, and progress on a terminal only; ask nothing.
-        clock: seconds.
+    As a context manager its bars end with the block, before results are printed. A remark is
+    printed once per command line. `quiet` leaves out progress and remarks, but asks; `as_json`
+    leaves out remarks, shows progress on a terminal only, and asks nothing.
     """
 
     def __init__(
@@ -63,7 +58,7 @@ class TerminalObserver:
         self.close()
 
     def begin(self, phases: Sequence[Phase], *, timed: bool) -> None:
-        """See `Observer`; without phases, what is shown ends."""
+        """Without phases, what is shown ends."""
         if self._no_progress:
             return
         with self._lock:
@@ -74,7 +69,6 @@ class TerminalObserver:
                 self._display = CourseBar(course) if on_terminal else Lines(self._clock, course)
 
     def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
-        """See `Observer`."""
         if self._no_progress:
             return
         with self._lock:
@@ -83,7 +77,6 @@ class TerminalObserver:
             self._display.advance(label, done, total, unit)
 
     def note(self, note: Note) -> None:
-        """See `Observer`."""
         with self._lock:
             if self._no_remarks or note.text in self._told:
                 return
@@ -93,7 +86,7 @@ class TerminalObserver:
                 say(line)
 
     def confirm(self, question: Note) -> bool:
-        """See `Observer`; asks on a terminal only."""
+        """Asks on a terminal only."""
         with self._lock:
             self.close()
             if self._as_json or not can_ask():
@@ -101,7 +94,6 @@ class TerminalObserver:
             return click.confirm(terminal.printable(question_of(question)), default=True, err=True)
 
     def close(self) -> None:
-        """End what is shown."""
         with self._lock:
             display, self._display = self._display, None
             if display is not None:
@@ -109,12 +101,10 @@ class TerminalObserver:
 
 
 def can_ask() -> bool:
-    """Whether somebody at a terminal can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def lines_of(note: Note) -> list[RenderableType]:
-    """What to print for `note`, which may say more than its own sentence."""
     if note.code == "compute.choice":
         return choice_lines(note.facts["choice"])
     if note.code == "server.failed":
@@ -126,7 +116,6 @@ def lines_of(note: Note) -> list[RenderableType]:
 
 
 def question_of(note: Note) -> str:
-    """The question that `note` asks."""
     if note.code == "compute.question":
         about = computing.about(note.facts["seconds"])
         return f"{note.text.removesuffix('?')} ({about})?"
@@ -136,14 +125,12 @@ def question_of(note: Note) -> str:
 class Display(Protocol):
     """Shows one piece of work until it is closed."""
 
-    def advance(self, label: str, done: int, total: int, unit: str) -> None:
-        """See `oscar_zoo.observer.Observer`."""
+    def advance(self, label: str, done: int, total: int, unit: str) -> None: ...
 
     def say(self, line: RenderableType) -> None:
         """Print a line, or a table, without breaking what is shown."""
 
-    def close(self) -> None:
-        """Stop showing; what was drawn disappears, lines stay."""
+    def close(self) -> None: ...
 
 
 class Lines:
@@ -158,7 +145,6 @@ class Lines:
         self._course, self._rarely, self._waited_for = course, Rarely(clock), ""
 
     def advance(self, label: str, done: int, total: int, unit: str) -> None:
-        """See `Display`."""
         if self._course is not None:
             first = not self._course.name
             new, told = self._course.update(done, total, label) and not first, True
@@ -173,11 +159,10 @@ class Lines:
             self.say(terminal.clean(text))
 
     def say(self, line: RenderableType) -> None:
-        """See `Display`."""
         terminal.err().print(line)
 
     def close(self) -> None:
-        """See `Display`."""
+        """Lines stay."""
 
 
 class _Told(ProgressColumn):
@@ -211,14 +196,7 @@ class _Bars:
         columns = _Told("label", cut=True), *bar, _Told("count"), _Told("left")
         self._bars = Progress(*columns, console=console, transient=True)
         self._bars.start()
-
-    def say(self, line: RenderableType) -> None:
-        """See `Display`."""
-        self._bars.console.print(line)
-
-    def close(self) -> None:
-        """See `Display`."""
-        self._bars.stop()
+        self.say, self.close = self._bars.console.print, self._bars.stop
 
 
 class CourseBar(_Bars):
@@ -232,11 +210,9 @@ class CourseBar(_Bars):
         self._task = self._bars.add_task("", total=1.0, **told)
 
     def advance(self, label: str, done: int, total: int, unit: str) -> None:
-        """See `Display`."""
-        course = self._course
-        course.update(done, total, label)
-        label = f"  {terminal.printable(course.name)}"
-        self._bars.update(self._task, label=label, count=course.count)
+        self._course.update(done, total, label)
+        label = f"  {terminal.printable(self._course.name)}"
+        self._bars.update(self._task, label=label, count=self._course.count)
 
 
 class CountBars(_Bars):
@@ -247,7 +223,6 @@ class CountBars(_Bars):
         self._tasks: dict[str, TaskID] = {}
 
     def advance(self, label: str, done: int, total: int, unit: str) -> None:
-        """See `Display`."""
         if label not in self._tasks:
             for task in [task.id for task in self._bars.tasks if task.total is None]:
                 self._bars.remove_task(task)

@@ -34,7 +34,6 @@ def print_report(report: PullReport, params: PullParams, *, quiet: bool) -> None
 
 
 def _place(path: Path) -> str:
-    """A path as seen from the current folder."""
     return path_text(Path(os.path.relpath(path)))
 
 
@@ -48,7 +47,6 @@ def _print_here(result: PullResult, words: str) -> None:
 
 
 def _print_pulled(result: PullResult, *, quiet: bool) -> None:
-    """One artifact that is here now."""
     console, record = terminal.out(), result.artifact.record
     reference = record.id.reference
     for text in result.notes:
@@ -57,19 +55,16 @@ def _print_pulled(result: PullResult, *, quiet: bool) -> None:
         _print_here(result, "Already here and intact")
     else:
         commit = f" @ {record.revision[:7]}" if record.revision else ""
-        done = f"Computed {terminal.clean(reference)}"
-        if not result.computed:
-            place = terminal.clean(result.hub + commit)
-            done = f"Pulled {terminal.clean(reference)} from {place}"
+        name, place = terminal.clean(reference), terminal.clean(result.hub + commit)
+        done = f"Computed {name}" if result.computed else f"Pulled {name} from {place}"
         console.print(f"{done}  {record.digest}")
         place = terminal.clean(str(record.path))
         console.print(f"verified to level {result.level}; kept in {place}")
     if result.signature.state in ("valid", "unknown_key", "not_checked"):
         terminal.note(result.signature.sentence, quiet=quiet)
     if result.first_use:
-        terminal.note(
-            "first use: nobody vouches for this digest; it is pinned from now on", quiet=quiet
-        )
+        text = "first use: nobody vouches for this digest; it is pinned from now on"
+        terminal.note(text, quiet=quiet)
     for warning in result.warnings:
         terminal.note(f"warning: {warning_text(warning)}", quiet=quiet)
     if result.output is not None:
@@ -87,7 +82,6 @@ def _print_pulled(result: PullResult, *, quiet: bool) -> None:
 
 
 def _print_planned(planned: Planned) -> None:
-    """One artifact that would be computed."""
     model, plan = terminal.clean(planned.model), terminal.clean(planned.plan)
     terminal.out().print(f"Would compute one for {model} from {plan}")
     for note in planned.notes:
@@ -95,19 +89,18 @@ def _print_planned(planned: Planned) -> None:
 
 
 def _print_offered(offered: Offered) -> None:
-    """One artifact that would be fetched."""
     console = terminal.out()
     reference = terminal.clean(offered.id.replace("/", ":", 1))
     if offered.already_present:
         console.print(f"Already here: {reference}  {offered.digest}")
         return
-    size = terminal.megabytes(sum(file.size for file in offered.files))
-    hub = terminal.clean(offered.hub)
+    size, hub = (
+        terminal.megabytes(sum(file.size for file in offered.files)),
+        terminal.clean(offered.hub),
+    )
     console.print(f"Would fetch {reference} from {hub}, {len(offered.files)} files, {size}")
     for file in offered.files:
-        listed = file.sha256 or terminal.NOT_REPORTED
-        console.print(
-            f"  {terminal.clean(file.path)}  {terminal.megabytes(file.size)}  sha256 {listed}"
-        )
+        path, size = terminal.clean(file.path), terminal.megabytes(file.size)
+        console.print(f"  {path}  {size}  sha256 {file.sha256 or terminal.NOT_REPORTED}")
     for warning in offered.warnings:
         terminal.note(f"warning: {warning}")

@@ -10,9 +10,10 @@ from oscar_zoo.cli.render.listing import no_artifacts
 from oscar_zoo.cli.render.site import print_failure
 from oscar_zoo.next_step import Compute, capitalized
 from oscar_zoo.registry.measured import Measured
-from oscar_zoo.registry.score_file import is_lower_better
+from oscar_zoo.registry.score_file import is_lower_better, value_text
 from oscar_zoo.site.params import AddScoresParams, ScoresParams
-from oscar_zoo.site.scores import AddedScores, ScoresReport
+from oscar_zoo.site.scores import ScoresReport
+from oscar_zoo.site.status import AddedScores
 
 _REPORTERS = {
     "measured": "measured",
@@ -25,11 +26,7 @@ def score_line(score: Score) -> str:
     """One score in a line: baseline, value, difference, who says so, how often it ran, and what was
     said before."""
     cache = score.kv_dtype.upper()
-    before = (
-        f"BF16 {_value(score.baseline) if score.baseline else terminal.NOT_REPORTED}, "
-        if score.kv_dtype != "bf16"
-        else ""
-    )
+    before = "" if score.kv_dtype == "bf16" else f"BF16 {_value(score.baseline)}, "
     parts = [
         f"{score.task}{_metric(score)}: {before}{cache} {_value(score)}",
         _difference(score),
@@ -98,12 +95,11 @@ def print_added(report: AddedScores, params: AddScoresParams, *, quiet: bool) ->
     print_failure(report.error)
 
 
-def _value(score: Score) -> str:
-    if score.value is None:
+def _value(score: Score | None) -> str:
+    text = value_text(score)
+    if score is None or text is None:
         return terminal.NOT_REPORTED
-    error = "" if score.stderr is None else f" ± {score.stderr:.2f}"
-    unit = {"percent": "", score.task: ""}.get(score.unit, f" {score.unit}")
-    return f"{score.value:.2f}{error}{unit}"
+    return text + {"percent": "", score.task: ""}.get(score.unit, f" {score.unit}")
 
 
 def _metric(score: Score) -> str:

@@ -18,7 +18,7 @@ def print_servers(report: PsReport) -> None:
         for one in report.servers:
             minutes, seconds = divmod(one.seconds, 60)
             up = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-            cells = (one.port, one.model_id, one.artifact, one.state, up, one.pid, one.url)
+            cells = (one.port, one.model, one.artifact, one.state, up, one.process.pid, one.url)
             table.add_row(*map(terminal.clean, cells))
         terminal.out().print(table)
     else:
@@ -34,7 +34,7 @@ def print_stopped(report: StopReport, params: StopParams, *, quiet: bool) -> Non
         terminal.out().print(terminal.clean(f"Stopped {done.model_id} on port {done.port}."))
     for one in report.forgotten:
         terminal.prose(
-            f"{one.model_id} on port {one.port} had already ended ({one.how})."
+            f"{one.model_id} on port {one.port} had already ended ({one.told})."
             f" It is forgotten now. Its log: oscar-zoo logs {one.port}"
         )
 
@@ -50,4 +50,4 @@ def print_log(report: LogsReport, params: LogsParams, *, quiet: bool) -> None:
 
 
 def _told(server: EndedServer) -> str:
-    return f"{server.model_id} on port {server.port} ended {server.how}"
+    return f"{server.model_id} on port {server.port} ended {server.told}"

@@ -54,11 +54,7 @@ def prose(text: str) -> None:
 
 def labelled(label: str, text: str, *, plain_label: str | None = None) -> None:
     """Print `text` behind a label on stdout; on a terminal, further lines begin below the text.
-
-    Args:
-        label: may hold markup; it ends with the spaces before the text.
-        plain_label: `label` without its markup, where it has any.
-    """
+    `plain_label` is the label without its markup, where it has any."""
     first = len(label if plain_label is None else plain_label)
     lines, indent = [text], " " * min(first, _DEEPEST)
     if sys.stdout.isatty():

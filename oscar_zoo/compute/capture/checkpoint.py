@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -42,19 +42,13 @@ LARGEST = 256 << 20
 SUMS = (*ROW_SUMS, *WEIGHTED_SUMS)
 
 
-class Position(NamedTuple):
-    """How far a capture is: its phase, and the finished layers or sequences of that phase."""
+@dataclass(frozen=True)
+class Saved:
+    """An interrupted capture: its phase with the finished layers or sequences of that, its sums on
+    the CPU, and hidden states of every sequence, if they were saved."""
 
     phase: str
     done: int
-
-
-@dataclass(frozen=True)
-class Saved:
-    """An interrupted capture: its sums on the CPU, and hidden states of every sequence, if they
-    were saved."""
-
-    position: Position
     layers: dict[int, LayerMoments]
     hidden: tuple[Tensor, ...] | None
 
@@ -87,11 +81,9 @@ class Checkpoint:
             layers: dict[int, LayerMoments] = {}
             for name in state["moments"]:
                 layers |= load_moments(self._folder / name)[0].layers
-            saved = Saved(
-                Position(*state["position"]),
-                layers,
-                tuple(hidden[str(number)] for number in range(len(hidden))) if hidden else None,
-            )
+            states = tuple(hidden[str(at)] for at in range(len(hidden))) if hidden else None
+            phase, done = state["position"]
+            saved = Saved(phase, done, layers, states)
             self._parts, self._serial = state["moments"], state["serial"]
         except OutputExists:
             raise
@@ -114,7 +106,8 @@ class Checkpoint:
 
     def save(
         self,
-        position: Position,
+        phase: str,
+        done: int,
         layers: Mapping[int, LayerMoments],
         *,
         sequences: int,
@@ -135,7 +128,7 @@ class Checkpoint:
             state = {
                 "schema": SCHEMA,
                 "facts": self._facts,
-                "position": [*position],
+                "position": [phase, done],
                 "moments": self._parts,
                 "hidden": name,
                 "serial": self._serial,
@@ -148,10 +141,8 @@ class Checkpoint:
     def _write(self, layers: Mapping[int, LayerMoments], sequences: int) -> Iterator[str]:
         """Write sums, with as many layers per file as its size limit allows."""
         info = self._info.model_copy(update={"sequences": self._info.sequences[:sequences]})
-        size = max(
-            (sum(getattr(one, name).nbytes for name in SUMS) for one in layers.values()), default=1
-        )
-        ids, at_once = sorted(layers), max(1, LARGEST // size)
+        sizes = (sum(getattr(one, name).nbytes for name in SUMS) for one in layers.values())
+        ids, at_once = sorted(layers), max(1, LARGEST // max(sizes, default=1))
         for start in range(0, len(ids), at_once):
             chosen = {layer: layers[layer] for layer in ids[start : start + at_once]}
             content = moments_bytes(Moments(self._info.model.geometry, chosen), info)
@@ -173,20 +164,6 @@ class Checkpoint:
 def can_resume(work: Path) -> bool:
     """Whether an interrupted run left a state in `work` that a capture can go on from."""
     return (work / STORE / STATE).exists()
-
-
-def check_text(work: Path, mine: str) -> None:
-    """Refuse a state in `work` of another text than that with the hash `mine`, before the model is
-    loaded. Everything else is compared when the capture goes on; a state that cannot be read is
-    left to that."""
-    path = work / STORE / STATE
-    try:
-        facts: Any = strict_json.loads(path.read_bytes(), what=str(path))
-        theirs = facts["facts"].get(DATA)
-    except (AttributeError, LookupError, TypeError, ValueError, OSError):
-        return
-    if theirs not in (None, mine):
-        raise _another(path.parent, DATA, str(theirs), mine)
 
 
 @contextmanager
@@ -224,13 +201,10 @@ def weights_digest(parameters: Iterable[Tensor]) -> str:
 
 def _another(folder: Path, name: str, theirs: str, mine: str) -> OutputExists:
     """The error when a state belongs to another capture."""
+    of = f"with {name} {theirs}, this one has {mine}"
     if name == DATA:
         of = "of another calibration text, or of other tokens of this one"
-        return OutputExists(
-            f"{folder} holds a capture {of}.",
-            hint="give the text and the tokens of that run, or start again with --no-resume",
-        )
     return OutputExists(
-        f"{folder} holds a capture with {name} {theirs}, this one has {mine}.",
-        hint="name another output folder, or start again with --no-resume",
+        f"{folder} holds a capture {of}.",
+        hint="give what that run had, another output folder, or start again with --no-resume",
     )

@@ -15,13 +15,13 @@ for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute.capture.checkpoint import SUMS, Checkpoint, Position
+from oscar_zoo.compute.capture.checkpoint import SUMS, Checkpoint, Saved
 from oscar_zoo.compute.moments import LayerMoments, Moments, Need, qqt
 from oscar_zoo.models.layer_replay import Entangled, ReplayPlan, ReplayState
 from oscar_zoo.models.memory import free_memory
@@ -32,189 +32,181 @@ share of each token."""
 RowSink = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 """`(layer_id, query [n_q, T, d], key [n_kv, T, d], value [n_kv, T, dv], output [n_q, T, dv])` of
 one sequence."""
-
 LAYERS, ROWS, WEIGHTS = "layers", "rows", "weights"
 """Phases of a position: layer by layer, and the two passes of the whole model."""
-START = Position(ROWS, 0)
 MEMORY_SHARE = 0.6
 """Share of the free memory for hidden states; layers need the rest to run."""
 
 
-@dataclass(frozen=True)
-class Sums:
-    """The sums that `needs` names, layer by layer, each on the device where its rows arrive; the
-    result goes to `device`. A layer appears when it is first asked for."""
+class Passes:
+    """One capture: the sums that `needs` names, each on the device where its rows arrive."""
 
-    geometry: Geometry
-    needs: frozenset[Need]
-    device: torch.device
-    layers: dict[int, LayerMoments] = field(default_factory=dict)
+    def __init__(
+        self,
+        geometry: Geometry,
+        needs: frozenset[Need],
+        device: torch.device,
+        sequences: Sequence[Sequence[int]],
+        *,
+        forward: Callable[[Sequence[int]], None],
+        listen: Callable[[RowSink | None], None],
+        weights: Callable[[int], Tensor],
+        progress: Ticks,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """
+        Args:
+            device: where the result goes.
+            forward: one pass of the whole model over one sequence, logits left out.
+            listen: who gets the rows of the following passes.
+            weights: the output projection of a layer that has run.
+        """
+        self._geometry, self._needs, self._device = geometry, needs, device
+        self._sequences, self._tokens = sequences, sum(map(len, sequences))
+        self._forward, self._listen, self._weights = forward, listen, weights
+        self._progress, self._checkpoint = progress, checkpoint
+        self._layers: dict[int, LayerMoments] = {}
+        self._steps, self._done = 1, 0
 
-    def layer(self, layer_id: int, device: torch.device | None = None) -> LayerMoments:
+    def run(self, plan: ReplayPlan | None, saved: Saved | None, *, streamed: bool) -> Moments:
+        """Run layer by layer where that is possible, from where an interrupted run stopped."""
+        once = streamed or "weighted" in self._needs  # layer by layer all is needed once only
+        states = self._start_states(plan) if plan and once else None
+        if saved and self._checkpoint and (states is not None) != (saved.phase == LAYERS):
+            self._checkpoint.clear()
+            saved = None
+        if plan is not None and states is not None:
+            self._run_layers(plan, states, saved)
+        else:
+            del states  # makes room
+            self._run_whole(saved)
+        ids = self._geometry.attention_layers
+        return Moments(self._geometry, {layer: self._sums(layer, self._device) for layer in ids})
+
+    def _sums(self, layer_id: int, device: torch.device | None = None) -> LayerMoments:
         """The sums of one layer, empty ones at first; on `device` when that is given."""
-        if layer_id not in self.layers:
-            shape = (self.geometry.num_kv_heads, self.geometry.head_dim, self.geometry.v_head_dim)
+        if layer_id not in self._layers:
+            one = self._geometry
             with torch.inference_mode(False):  # they outlive the forward passes
-                self.layers[layer_id] = LayerMoments.zeros(*shape, device=device or self.device)
-        layer = self.layers[layer_id]
+                self._layers[layer_id] = LayerMoments.zeros(
+                    one.num_kv_heads, one.head_dim, one.v_head_dim, device=device or self._device
+                )
+        layer = self._layers[layer_id]
         if device is not None and layer.qq.device != device:
             for name in (*SUMS, "wo"):
                 tensor = getattr(layer, name)
                 setattr(layer, name, None if tensor is None else tensor.to(device))
         return layer
 
-    def add(self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-        """A `RowSink`: the sums over rows."""
-        layer = self.layer(layer_id, key.device)
-        layer.add(query, key, value, output if "outputs" in self.needs else None)
+    def _add(self, layer: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
+        wanted = output if "outputs" in self._needs else None
+        self._sums(layer, key.device).add(query, key, value, wanted)
 
-    def target(self, layer_id: int, tokens: int) -> Tensor:
-        """A of `sst/1` when the model is fed so many tokens: `[num_kv_heads, d, d]` float64 on the
-        device of the layer's sums."""
-        group = self.geometry.num_q_heads // self.geometry.num_kv_heads
-        return qqt(replace(self.layer(layer_id), query_rows=group * tokens))
+    def _set_weights(self, layer: int) -> None:
+        if "weights" in self._needs:
+            with torch.inference_mode(False):
+                self._sums(layer).set_weights(self._weights(layer))
 
-    def moments(self) -> Moments:
-        """The sums of all layers, in order and on one device."""
-        return Moments(
-            self.geometry, {i: self.layer(i, self.device) for i in self.geometry.attention_layers}
-        )
+    def _target(self, layer_id: int) -> Tensor:
+        """A of `sst/1` of all tokens: `[num_kv_heads, d, d]` float64 on the layer's device."""
+        group = self._geometry.num_q_heads // self._geometry.num_kv_heads
+        return qqt(replace(self._sums(layer_id), query_rows=group * self._tokens))
 
-
-@dataclass(frozen=True)
-class Run:
-    """One capture: `sums` to fill, token ids, one pass of the whole model over one sequence (logits
-    left out), who gets the rows of the following passes, what reads the output projection of a
-    layer that has run into its sums, and where finished work is saved, if anywhere."""
-
-    sums: Sums
-    sequences: Sequence[Sequence[int]]
-    forward: Callable[[Sequence[int]], None]
-    listen: Callable[[RowSink | None], None]
-    set_weights: Callable[[LayerMoments, int], None]
-    progress: Ticks
-    checkpoint: Checkpoint | None
-
-    @property
-    def tokens(self) -> int:
-        """In all sequences."""
-        return sum(map(len, self.sequences))
-
-
-class _Meter:
-    """Turns work done, in tokens times layers or passes, into progress."""
-
-    def __init__(self, run: Run, steps: int) -> None:
-        self._run, self._steps, self._done = run, steps, 0
-
-    def tick(self, tokens: int) -> None:
-        """`tokens` more went through one step."""
+    def _tick(self, tokens: int) -> None:
+        """`tokens` more went through one layer or pass."""
         self._done += tokens
-        self._run.progress(self._done // self._steps, self._run.tokens)
+        self._progress(self._done // self._steps, self._tokens)
 
+    def _start_states(self, plan: ReplayPlan) -> list[ReplayState] | None:
+        """All sequences before the first layer; `None` when they do not fit or layers share
+        more."""
+        one = self._geometry
+        widths = one.num_kv_heads * (one.head_dim + one.v_head_dim)
+        needed = self._tokens * (plan.hidden_bytes + widths * plan.item_bytes)
+        if needed > MEMORY_SHARE * free_memory(self._device):
+            return None
+        try:
+            return [plan.prepare(self._forward, ids) for ids in self._sequences]
+        except Entangled:
+            return None
 
-def start_states(run: Run, plan: ReplayPlan) -> list[ReplayState] | None:
-    """All sequences before the first layer, or `None` when they do not fit or layers share more."""
-    geometry = run.sums.geometry
-    widths = geometry.num_kv_heads * (geometry.head_dim + geometry.v_head_dim)
-    needed = run.tokens * (plan.hidden_bytes + widths * plan.item_bytes)
-    if needed > MEMORY_SHARE * free_memory(run.sums.device):
-        return None
-    try:
-        return [plan.prepare(run.forward, ids) for ids in run.sequences]
-    except Entangled:
-        return None
+    def _run_layers(
+        self, plan: ReplayPlan, states: Sequence[ReplayState], saved: Saved | None
+    ) -> None:
+        """From the `states` before the first layer. Where an interrupted run left no hidden states,
+        forward passes up to its layer are repeated."""
+        self._steps = len(plan.layers)
+        done = written = saved.done if saved else 0
+        if saved is not None:
+            self._layers |= {i: sums for i, sums in saved.layers.items() if i < done}
+        first = 0
+        if saved is not None and saved.hidden is not None:
+            first = done
+            for state, there in zip(states, saved.hidden, strict=True):
+                state.hidden = there.to(state.hidden.device)
+        self._tick(first * self._tokens)
+        for index in range(first, len(plan.layers)):
+            self._run_layer(plan, states, index, capture=index >= done)
+            if index >= done and self._checkpoint is not None and self._checkpoint.due():
+                fresh = {layer: sums for layer, sums in self._layers.items() if layer >= written}
+                written = index + 1
+                self._checkpoint.save(
+                    LAYERS,
+                    written,
+                    fresh,
+                    sequences=len(states),
+                    add=True,
+                    hidden=[state.hidden for state in states],
+                )
 
+    def _run_layer(
+        self, plan: ReplayPlan, states: Sequence[ReplayState], index: int, *, capture: bool
+    ) -> None:
+        """All sequences through one layer, then its weighted sums."""
+        capture = capture and index in self._geometry.attention_layers
+        kept: list[tuple[Tensor, Tensor]] = []
 
-def run_layers(
-    run: Run,
-    plan: ReplayPlan,
-    states: Sequence[ReplayState],
-    done: int = 0,
-    hidden: Sequence[Tensor] | None = None,
-) -> None:
-    """Fill `run.sums` layer by layer, from the `states` of all sequences before the first layer. An
-    interrupted run finished `done` layers, whose sums are in `run.sums`; without the `hidden`
-    states behind them, forward passes up to there are repeated."""
-    meter = _Meter(run, len(plan.layers))
-    first = 0
-    if hidden is not None:
-        first = done
-        for state, there in zip(states, hidden, strict=True):
-            state.hidden = there.to(state.hidden.device)
-    meter.tick(first * run.tokens)
-    written = done
-    for index in range(first, len(plan.layers)):
-        _run_layer(run, plan, states, index, meter, capture=index >= done)
-        if index >= done and run.checkpoint is not None and run.checkpoint.due():
-            fresh = {layer: sums for layer, sums in run.sums.layers.items() if layer >= written}
-            run.checkpoint.save(
-                Position(LAYERS, index + 1),
-                fresh,
-                sequences=len(states),
-                add=True,
-                hidden=[state.hidden for state in states],
-            )
-            written = index + 1
+        def sink(layer: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
+            self._add(layer, query, key, value, output)
+            kept.append((key, value))
 
+        self._listen(sink if capture else None)
+        for state, ids in zip(states, self._sequences, strict=True):
+            state.advance(plan.layers[index], index)
+            self._tick(len(ids))
+        if not capture:
+            return
+        self._set_weights(index)
+        if "weighted" in self._needs:
+            target = self._target(index)
+            for key, value in kept:
+                self._sums(index).add_weighted(key, value, target)
 
-def _run_layer(
-    run: Run,
-    plan: ReplayPlan,
-    states: Sequence[ReplayState],
-    index: int,
-    meter: _Meter,
-    *,
-    capture: bool,
-) -> None:
-    """All sequences through one layer, then its weighted sums."""
-    capture = capture and index in run.sums.geometry.attention_layers
-    kept: list[tuple[Tensor, Tensor]] = []
+    def _run_whole(self, saved: Saved | None) -> None:
+        """Passes of the whole model."""
+        weighted, number = "weighted" in self._needs, len(self._sequences)
+        self._steps = 2 if weighted else 1
+        phase, done = (saved.phase, saved.done) if saved else (ROWS, 0)
+        self._layers |= saved.layers if saved else {}
+        self._listen(self._add)
+        self._pass(ROWS, done if phase == ROWS else number)
+        if weighted:
+            targets = {layer: self._target(layer) for layer in self._geometry.attention_layers}
 
-    def sink(layer: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-        run.sums.add(layer, query, key, value, output)
-        kept.append((key, value))
+            def weigh(layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
+                self._sums(layer).add_weighted(key, value, targets[layer])
 
-    run.listen(sink if capture else None)
-    for state, ids in zip(states, run.sequences, strict=True):
-        state.advance(plan.layers[index], index)
-        meter.tick(len(ids))
-    if not capture:
-        return
-    run.set_weights(run.sums.layer(index), index)
-    if "weighted" in run.sums.needs:
-        target = run.sums.target(index, run.tokens)
-        for key, value in kept:
-            run.sums.layer(index).add_weighted(key, value, target)
+            self._listen(weigh)
+            self._pass(WEIGHTS, done if phase == WEIGHTS else 0)
 
-
-def run_whole(run: Run, at: Position = START) -> None:
-    """Fill `run.sums` with passes of the whole model, from where an interrupted run stood."""
-    weighted = "weighted" in run.sums.needs
-    meter = _Meter(run, 2 if weighted else 1)
-    run.listen(run.sums.add)
-    _pass(run, meter, ROWS, at.done if at.phase == ROWS else len(run.sequences))
-    if weighted:
-        targets = {
-            layer: run.sums.target(layer, run.tokens)
-            for layer in run.sums.geometry.attention_layers
-        }
-
-        def weigh(layer: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-            run.sums.layer(layer).add_weighted(key, value, targets[layer])
-
-        run.listen(weigh)
-        _pass(run, meter, WEIGHTS, at.done if at.phase == WEIGHTS else 0)
-
-
-def _pass(run: Run, meter: _Meter, phase: str, first: int) -> None:
-    meter.tick(sum(map(len, run.sequences[:first])))
-    for number, ids in enumerate(run.sequences[first:], first + 1):
-        run.forward(ids)
-        if phase == ROWS and number == 1:
-            for layer, sums in run.sums.layers.items():
-                run.set_weights(sums, layer)
-        meter.tick(len(ids))
-        if run.checkpoint is not None and run.checkpoint.due():
-            seen = number if phase == ROWS else len(run.sequences)
-            run.checkpoint.save(Position(phase, number), run.sums.layers, sequences=seen, add=False)
+    def _pass(self, phase: str, first: int) -> None:
+        self._tick(sum(map(len, self._sequences[:first])))
+        for number, ids in enumerate(self._sequences[first:], first + 1):
+            self._forward(ids)
+            if phase == ROWS and number == 1:
+                for layer in self._layers:
+                    self._set_weights(layer)
+            self._tick(len(ids))
+            if self._checkpoint is not None and self._checkpoint.due():
+                seen = number if phase == ROWS else len(self._sequences)
+                self._checkpoint.save(phase, number, self._layers, sequences=seen, add=False)

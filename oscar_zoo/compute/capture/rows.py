@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -73,12 +73,8 @@ class SequenceRows:
 
     def to(self, device: torch.device) -> SequenceRows:
         """A copy on another device."""
-        return SequenceRows(
-            self.even.to(device),
-            self.focused.to(device),
-            self.key.to(device),
-            self.value.to(device),
-        )
+        parts = (self.even, self.focused, self.key, self.value)
+        return SequenceRows(*(one.to(device) for one in parts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -95,16 +91,16 @@ RowSource = Callable[[int], LayerRows]
 """Layer id -> its rows, on the device where to compute; may be asked for a layer more than once."""
 
 
-@dataclass(frozen=True)
 class HeldOutRows:
     """A `RowSource` that `collect` filled. Queries that read no INT2 row through the `windows` are
     not kept; `o_proj` is of a layer, `[hidden, num_q_heads * dv]`; rows are wanted on `device`."""
 
-    windows: Windows
-    device: torch.device
-    o_proj: Callable[[int], Tensor]
-    _layers: dict[int, list[SequenceRows]] = field(default_factory=dict)
-    _softmax: dict[int, Softmax] = field(default_factory=dict)
+    def __init__(
+        self, windows: Windows, device: torch.device, o_proj: Callable[[int], Tensor]
+    ) -> None:
+        self._windows, self._device, self._o_proj = windows, device, o_proj
+        self._layers: dict[int, list[SequenceRows]] = {}
+        self._softmax: dict[int, Softmax] = {}
 
     def add(
         self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
@@ -114,17 +110,11 @@ class HeldOutRows:
         Args:
             query: `[num_q_heads, T, d]`; key, value: `[num_kv_heads, T, ..]`, heads not repeated.
         """
-        for name, rows in (("query", query), ("key", key), ("value", value)):
-            if not bool(torch.isfinite(rows).all()):
-                raise ComputeFailed(
-                    f"layer {layer_id} gives {name} rows that are not finite on held-out text.",
-                    hint="check the weights",
-                    next_step=AddOption("--dtype", "float32"),
-                )
-        first, tokens = self.windows.sink + self.windows.recent, query.shape[1]
+        _check_finite(layer_id, query=query, key=key, value=value)
+        first, tokens = self._windows.sink + self._windows.recent, query.shape[1]
         readers = torch.arange(min(first, tokens), tokens, device=query.device)
         even = readers[:: max(1, -(-len(readers) // EVEN))]
-        focused = readers[_focused(query[:, readers], key, readers, self.windows, softmax)]
+        focused = readers[_focused(query[:, readers], key, readers, self._windows, softmax)]
         kept = SequenceRows(
             Queries(even, query[:, even]), Queries(focused, query[:, focused]), key, value
         )
@@ -133,9 +123,9 @@ class HeldOutRows:
 
     def __call__(self, layer_id: int) -> LayerRows:
         """See `RowSource`."""
-        moved = tuple(sequence.to(self.device) for sequence in self._layers.get(layer_id, ()))
-        softmax = self._softmax.get(layer_id, Softmax(1.0)).to(self.device)
-        return LayerRows(moved, self.o_proj(layer_id).to(self.device), softmax)
+        moved = tuple(sequence.to(self._device) for sequence in self._layers.get(layer_id, ()))
+        softmax = self._softmax.get(layer_id, Softmax(1.0)).to(self._device)
+        return LayerRows(moved, self._o_proj(layer_id).to(self._device), softmax)
 
 
 def collect(
@@ -181,6 +171,16 @@ def watch(
                 loaded.model.base_model(input_ids=one[None].to(loaded.device), use_cache=False)
 
 
+def _check_finite(layer_id: int, **rows: Tensor) -> None:
+    for name, some in rows.items():
+        if not bool(torch.isfinite(some).all()):
+            raise ComputeFailed(
+                f"layer {layer_id} gives {name} rows that are not finite.",
+                hint="check the weights",
+                next_step=AddOption("--dtype", "float32"),
+            )
+
+
 def history_mask(positions: Tensor, tokens: int, windows: Windows) -> Tensor:
     """`[n, tokens]` bool: which keys the queries at `positions` read from INT2."""
     s = torch.arange(tokens, device=positions.device)
@@ -222,12 +222,8 @@ def collect_rows(
 
     def see(layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> None:
         sides: tuple[tuple[Role, Tensor], ...] = (("k", key), ("v", value))
+        _check_finite(layer_id, key=key, value=value)
         for role, rows in sides:
-            if not bool(torch.isfinite(rows).all()):
-                raise ComputeFailed(
-                    f"layer {layer_id} gives {role.upper()} rows that are not finite.",
-                    next_step=AddOption("--dtype", "float32"),
-                )
             parts.setdefault((role, layer_id), []).append(rows.cpu().clone())
 
     bytes_each = torch.finfo(getattr(torch, loaded.dtype)).bits // 8
@@ -241,13 +237,8 @@ def collect_rows(
 
 def most_tokens(block: ModelBlock, bytes_each: int) -> int:
     """Most tokens whose rows are kept, when one number has `bytes_each` bytes."""
-    one = (
-        len(block.attention_layers)
-        * block.num_kv_heads
-        * (block.head_dim + block.v_head_dim)
-        * bytes_each
-    )
-    return min(MOST_TOKENS, MOST_BYTES // one)
+    heads = len(block.attention_layers) * block.num_kv_heads
+    return min(MOST_TOKENS, MOST_BYTES // (heads * sum(block.head_dims) * bytes_each))
 
 
 def pick(sequences: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:

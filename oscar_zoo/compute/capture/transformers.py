@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,13 +29,12 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
-from oscar_zoo.artifact.manifest import Numerics
-from oscar_zoo.artifact.specs import Geometry, Harness, brief
-from oscar_zoo.compute.capture import passes
-from oscar_zoo.compute.capture.checkpoint import DATA, STORE, Checkpoint, Saved, weights_digest
-from oscar_zoo.compute.capture.passes import RowSink, Run, Sums, Ticks
+from oscar_zoo.artifact.manifest import ModelBlock, Numerics
+from oscar_zoo.artifact.specs import Harness, brief
+from oscar_zoo.compute.capture.checkpoint import DATA, STORE, Checkpoint, weights_digest
+from oscar_zoo.compute.capture.passes import Passes, RowSink, Ticks
 from oscar_zoo.compute.data.calibration import CalibrationData
-from oscar_zoo.compute.moments import LayerMoments, Moments, Need
+from oscar_zoo.compute.moments import Moments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.products import accumulation
 from oscar_zoo.errors import UnsupportedModel
@@ -66,65 +64,47 @@ def capture(
     if not needs:
         return Moments(loaded.block.geometry, {})
     with _tapped(loaded) as tap, torch.inference_mode():
-        known = _learn(tap, data.sequences[0])
+        plan, projections = _learn(tap, data.sequences[0])
         saved = keeper = None
         if work is not None:
-            keeper = Checkpoint(
-                work / STORE, _facts(loaded, data, needs), _partial_info(loaded, data.sequences)
+            info = MomentsInfo(
+                model=loaded.block,
+                calibration=None,
+                coverage=None,
+                numerics=numerics(loaded),
+                sequences=tuple(map(SequenceRecord.of, data.sequences)),
+                partial=True,
             )
+            keeper = Checkpoint(work / STORE, _facts(loaded, data, needs), info)
             saved = keeper.load() if resume else None
             if saved is None:
                 keeper.clear()
-
-        def set_weights(sums: LayerMoments, layer: int) -> None:
-            if "weights" in needs:
-                with torch.inference_mode(False):
-                    sums.set_weights(known.projections.weight(layer, loaded.block, loaded.block.id))
-
-        run = Run(
-            sums=Sums(loaded.block.geometry, needs, loaded.device),
-            sequences=data.sequences,
+        passes = Passes(
+            loaded.block.geometry,
+            needs,
+            loaded.device,
+            data.sequences,
             forward=tap.forward,
             listen=tap.listen,
-            set_weights=set_weights,
+            weights=lambda layer: projections.weight(layer, loaded.block),
             progress=progress,
             checkpoint=keeper,
         )
-        _run(run, known.plan, saved, streamed=loaded.streamed)
-    return run.sums.moments()
+        return passes.run(plan, saved, streamed=loaded.streamed)
 
 
-def _run(run: Run, plan: ReplayPlan | None, saved: Saved | None, *, streamed: bool) -> None:
-    """Run layer by layer where that is possible, from where an interrupted run stopped."""
-    once = streamed or "weighted" in run.sums.needs  # layer by layer everything is needed once only
-    states = passes.start_states(run, plan) if plan and once else None
-    by_layer = states is not None
-    if saved and run.checkpoint and by_layer != (saved.position.phase == passes.LAYERS):
-        run.checkpoint.clear()
-        saved = None
-    layers = saved.layers if saved else {}
-    if plan is None or states is None:
-        del states  # makes room
-        run.sums.layers.update(layers)
-        passes.run_whole(run, saved.position if saved else passes.START)
-        return
-    done = saved.position.done if saved else 0
-    run.sums.layers.update({i: sums for i, sums in layers.items() if i < done})
-    passes.run_layers(run, plan, states, done, saved.hidden if saved else None)
-
-
-@dataclass
 class Tap:
     """The attention of one model while it goes through `_dispatch`."""
 
-    loaded: LoadedModel
-    projections: OutputProjections | None = None
-    sink: RowSink | None = None
-    calls: Counter[int] = field(default_factory=Counter)
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.projections: OutputProjections | None = None
+        self._sink: RowSink | None = None
+        self._calls: Counter[int] = Counter()
 
     def listen(self, sink: RowSink | None) -> None:
         """Who gets the rows from now on."""
-        self.sink = sink
+        self._sink = sink
 
     def forward(self, ids: Sequence[int]) -> None:
         """The decoder over one sequence; logits over the vocabulary are not needed."""
@@ -138,12 +118,12 @@ class Tap:
         layer = getattr(module, "layer_idx", None)
         if layer not in self.loaded.block.attention_layers:
             return
-        self.calls[layer] += 1
+        self._calls[layer] += 1
         self._refuse(layer, query, key, value, **rest)
         if self.projections is not None:
             self.projections.watch(layer, module)
-        if self.sink is not None:
-            self.sink(layer, query[0], key[0], value[0], output[0].transpose(0, 1))
+        if self._sink is not None:
+            self._sink(layer, query[0], key[0], value[0], output[0].transpose(0, 1))
 
     def _refuse(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **rest: Any) -> None:
         block = self.loaded.block
@@ -155,9 +135,8 @@ class Tap:
             reasons.append(f"a sliding window of {window} tokens")
         heads = (query.shape[1], key.shape[1], key.shape[3], value.shape[3])
         if heads != (block.num_q_heads, block.num_kv_heads, block.head_dim, block.v_head_dim):
-            reasons.append(
-                f"query heads, KV heads, head_dim, v_head_dim {heads}, unlike its configuration"
-            )
+            what = "query heads, KV heads, head_dim, v_head_dim"
+            reasons.append(f"{what} {heads}, unlike its configuration")
         if reasons:
             raise UnsupportedModel(
                 f"layer {layer} of {block.id} ({type(self.loaded.model).__name__}) has"
@@ -168,21 +147,17 @@ class Tap:
     def check_reached(self) -> None:
         """After one pass of the whole model."""
         block, name = self.loaded.block, type(self.loaded.model).__name__
-        wrong = [layer for layer in block.attention_layers if self.calls[layer] != 1]
-        if wrong and not any(self.calls[layer] for layer in wrong):
-            raise UnsupportedModel(
-                f"{block.id} ({name}) computes the attention of layers {brief(tuple(wrong))} in"
-                " code of its own.",
-                hint=(
-                    "only models that use the attention interface of transformers can be calibrated"
-                ),
-            )
-        if wrong:
-            raise UnsupportedModel(
-                f"layer {wrong[0]} of {block.id} ({name}) attends {self.calls[wrong[0]]} times per"
-                " token.",
-                hint="only layers with one cache each can be calibrated",
-            )
+        wrong = [layer for layer in block.attention_layers if self._calls[layer] != 1]
+        if not wrong:
+            return
+        how = f"computes the attention of layers {brief(tuple(wrong))} in code of its own"
+        if any(self._calls[layer] for layer in wrong):
+            how = f"attends {self._calls[wrong[0]]} times per token in layer {wrong[0]}"
+        raise UnsupportedModel(
+            f"{block.id} ({name}) {how}.",
+            hint="only models with one cache per layer that use the attention interface of"
+            " transformers can be calibrated",
+        )
 
 
 class OutputProjections:
@@ -217,38 +192,34 @@ class OutputProjections:
             handle.remove()
         self._handles.clear()
 
-    def weight(self, layer_id: int, geometry: Geometry, model_id: str) -> Tensor:
+    def weight(self, layer_id: int, block: ModelBlock) -> Tensor:
         """`[hidden, num_q_heads * dv]` of a layer that was watched."""
-        module = self.found.get(layer_id)
-        if module is None:
-            raise _refused(model_id, layer_id, "has no matrix of its own")
-        weight: Tensor = module.weight  # type: ignore[assignment]
+        module, columns = self.found.get(layer_id), block.num_q_heads * block.v_head_dim
+        weight: Any = None if module is None else module.weight
         if isinstance(weight, LazyTensor):  # in its file until the layer runs
             weight = materialize(weight, lambda stored: stored.read(torch.device("cpu")))
-        elif weight.is_meta:  # kept elsewhere by accelerate until then
+        elif module is not None and weight.is_meta:  # kept elsewhere by accelerate until then
             weight = module._hf_hook.weights_map["weight"]  # type: ignore[union-attr, index]
-        columns = geometry.num_q_heads * geometry.v_head_dim
-        if weight.dtype not in _EXACT:
-            kind = str(weight.dtype).removeprefix("torch.")
-            raise _refused(model_id, layer_id, f"is quantized ({kind})")
-        if weight.ndim != 2 or weight.shape[1] != columns:
-            shape = list(weight.shape)
-            raise _refused(model_id, layer_id, f"has shape {shape}, not [hidden, {columns}]")
-        return weight.detach()
-
-
-def _refused(model_id: str, layer_id: int, what: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"the output projection of layer {layer_id} of {model_id} {what}.",
-        hint="calibrate the checkpoint with unquantized, unmerged weights",
-    )
+        if weight is None:
+            what = "has no matrix of its own"
+        elif weight.dtype not in _EXACT:
+            what = f"is quantized ({str(weight.dtype).removeprefix('torch.')})"
+        elif weight.ndim != 2 or weight.shape[1] != columns:
+            what = f"has shape {list(weight.shape)}, not [hidden, {columns}]"
+        else:
+            found: Tensor = weight.detach()
+            return found
+        raise UnsupportedModel(
+            f"the output projection of layer {layer_id} of {block.id} {what}.",
+            hint="calibrate the checkpoint with unquantized, unmerged weights",
+        )
 
 
 def output_weights(loaded: LoadedModel, ids: Sequence[int]) -> Callable[[int], Tensor]:
     """Layer id -> `[hidden, num_q_heads * dv]`, the weights that read the attention output."""
     with _tapped(loaded) as tap, torch.inference_mode():
-        projections = _learn(tap, ids).projections
-    return lambda layer: projections.weight(layer, loaded.block, loaded.block.id)
+        _, projections = _learn(tap, ids)
+    return lambda layer: projections.weight(layer, loaded.block)
 
 
 def numerics(loaded: LoadedModel) -> Numerics:
@@ -262,15 +233,8 @@ def numerics(loaded: LoadedModel) -> Numerics:
     )
 
 
-class _Known(NamedTuple):
-    """What one short pass showed about a model."""
-
-    plan: ReplayPlan | None
-    projections: OutputProjections
-
-
 _OPEN: ContextVar[Tap | None] = ContextVar("oscar_zoo_tap", default=None)
-_KNOWN: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Any, tuple[ReplayPlan | None, OutputProjections]] = WeakKeyDictionary()
 
 
 def _dispatch(
@@ -309,7 +273,7 @@ def _tapped(loaded: LoadedModel) -> Iterator[Tap]:
         _OPEN.reset(opened)
 
 
-def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
+def _learn(tap: Tap, ids: Sequence[int]) -> tuple[ReplayPlan | None, OutputProjections]:
     """Run a few tokens to learn whether all layers are reached, which module reads their outputs,
     and whether layers can run one at a time."""
     model = tap.loaded.model
@@ -328,20 +292,8 @@ def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
             model, tap.loaded.block.num_layers, ids, forward=forward, outline=tap.forward
         )
         remember_plan(model, plan)
-        _KNOWN[model] = _Known(plan, projections)
+        _KNOWN[model] = plan, projections
     return _KNOWN[model]
-
-
-def _partial_info(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> MomentsInfo:
-    """The header of moments that are not finished."""
-    return MomentsInfo(
-        model=loaded.block,
-        calibration=None,
-        coverage=None,
-        numerics=numerics(loaded),
-        sequences=tuple(SequenceRecord.of(list(ids)) for ids in sequences),
-        partial=True,
-    )
 
 
 def _facts(loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need]) -> dict[str, str]:

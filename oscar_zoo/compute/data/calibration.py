@@ -1,16 +1,16 @@
 """From any source to the tokens of a calibration, and to its block in a manifest.
 
 A source is a path, a name known here, or a Hugging Face dataset; an existing path wins over a name.
-It is one or more streams of documents, opened as they are read.
+Its documents are read as they are needed.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,6 @@ from oscar_zoo.compute.data.documents import (
     JSONL_SUFFIXES,
     TEXT_SUFFIXES,
     Document,
-    Message,
     documents_of,
     folder_files,
     read_file,
@@ -35,7 +34,6 @@ from oscar_zoo.compute.data.hf_datasets import (
 from oscar_zoo.compute.data.packing import (
     HELDOUT_SEQUENCES,
     HELDOUT_TOKENS,
-    Budget,
     Encoder,
     Packed,
     TokenIds,
@@ -43,12 +41,11 @@ from oscar_zoo.compute.data.packing import (
     pack,
     sequences_sha256,
 )
-from oscar_zoo.errors import MissingDependency, NetworkError, PathNotFound, UsageError
+from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.evaluate import shared
 
 SHUFFLE_WINDOW = 10_000
 """Rows of a dataset among which a seed chooses; files are shuffled whole."""
-
 _TABLES = (".parquet", ".arrow", ".csv", ".gz", ".zst")
 _FILES = (*JSONL_SUFFIXES, *TEXT_SUFFIXES, *_TABLES, ".md")
 
@@ -62,7 +59,7 @@ class HeldOut:
     @property
     def tokens(self) -> int:
         """Tokens in all sequences."""
-        return sum(len(sequence) for sequence in self.sequences)
+        return sum(map(len, self.sequences))
 
     @property
     def prompts_sha256(self) -> str:
@@ -75,19 +72,13 @@ class CalibrationData:
     """Token sequences in the order of the forward passes.
 
     Attributes:
-        sequences: token ids; all of one length but possibly the last of a stream.
+        sequences: all of one length but possibly the last of a stream.
         tokens_requested: the budget; more than `tokens_used` when the data ended early.
         source: name of the file, without its folder, or of the dataset.
-        seed: of the document order, or `None` for the order of the source.
         heldout: for measuring, or `None` when nothing was asked for or nothing was left.
-        revision, split, license: of a dataset, where known.
         content: `mixed` when chats hold turns of an assistant.
-        chat_template: whether any document went through the model's chat template.
-        disjoint_from: evaluation sets proven disjoint, or `None` when nothing was compared
-            (`overlap.check_overlap`).
-        overlaps_with: evaluation sets known to overlap.
+        disjoint_from: evaluation sets proven disjoint, or `None` when nothing was compared.
         texts: the tokenized texts, held-out text included; for comparison only, never published.
-        notes: remarks for the user, in sentences.
     """
 
     sequences: tuple[TokenIds, ...]
@@ -108,7 +99,7 @@ class CalibrationData:
     @property
     def tokens_used(self) -> int:
         """Tokens in all sequences."""
-        return sum(len(sequence) for sequence in self.sequences)
+        return sum(map(len, self.sequences))
 
     @property
     def prompts_sha256(self) -> str:
@@ -150,98 +141,60 @@ def load_calibration(
 ) -> CalibrationData:
     """Read `source` and pack `tokens` tokens, or all there are, into sequences of `seq_len`. A
     `seed` shuffles the documents; for `chat_template` see `Encoder`."""
-    check_budget(tokens, seq_len)
     opened = open_source(source)
-    encoder = Encoder(tokenizer, chat_template)
-    budget = Budget.of(tokens, seq_len, heldout_tokens)
-    streams = [_ordered(stream, seed, opened.window) for stream in opened.streams]
-    packed = [
-        pack(stream, encoder, budget.share(at, len(streams))) for at, stream in enumerate(streams)
-    ]
-    sequences = _dealt([part.sequences for part in packed])
-    if not sequences:
+    documents = opened.documents
+    if seed is not None:
+        shuffled = list(islice(documents, opened.window))
+        random.Random(seed).shuffle(shuffled)
+        documents = shuffled
+    packed = pack(documents, Encoder(tokenizer, chat_template), tokens, seq_len, heldout_tokens)
+    if not packed.sequences:
         raise UsageError(
             f"{source} has no text to calibrate on.",
             hint='give text, or JSON lines with "text" or "messages"',
         )
-    heldout = HeldOut(_dealt([part.heldout for part in packed]))
-    documents = [document for part in packed for document in part.documents]
     return CalibrationData(
-        sequences,
+        packed.sequences,
         tokens,
         opened.name,
         seed,
-        heldout=heldout if heldout.sequences else None,
+        heldout=HeldOut(packed.heldout) if packed.heldout else None,
         revision=opened.revision,
         split=opened.split,
         license=opened.license,
-        content="mixed" if any(document.answered for document in documents) else "prefill",
-        chat_template=any(document.templated for document in documents),
+        content="mixed" if any(one.answered for one in packed.documents) else "prefill",
+        chat_template=any(one.templated for one in packed.documents),
         overlaps_with=opened.overlaps_with,
-        texts=(
-            *(document.text for document in documents),
-            *(t for part in packed for t in part.heldout_texts),
-        ),
-        notes=(*opened.notes, *(_heldout_notes(heldout, packed) if heldout_tokens > 0 else ())),
+        texts=(*(one.text for one in packed.documents), *packed.heldout_texts),
+        notes=(*opened.notes, *(_about(packed) if heldout_tokens > 0 else ())),
     )
 
 
-def check_budget(tokens: int, seq_len: int) -> None:
-    """Refuse counts that cannot be; raises `UsageError`."""
-    if tokens <= 0:
-        raise UsageError(
-            f"the number of calibration tokens must be above 0, not {tokens}.",
-            hint="16384 is usual",
-        )
-    if seq_len <= 0:
-        raise UsageError(
-            f"the sequence length must be above 0, not {seq_len}.", hint="2048 or 4096 is usual"
-        )
-
-
-def _ordered(
-    documents: Iterable[Document], seed: int | None, window: int | None
-) -> Iterable[Document]:
-    """The documents, shuffled when there is a seed. Of an endless source, only the first `window`
-    documents are shuffled."""
-    if seed is None:
-        return documents
-    shuffled = list(islice(documents, window))
-    random.Random(seed).shuffle(shuffled)
-    return shuffled
-
-
-def _dealt(parts: Sequence[tuple[TokenIds, ...]]) -> tuple[TokenIds, ...]:
-    """One sequence of each part in turn."""
-    return tuple(
-        sequence for row in zip_longest(*parts) for sequence in row if sequence is not None
-    )
-
-
-def _heldout_notes(heldout: HeldOut, packed: Sequence[Packed]) -> tuple[str, ...]:
-    notes = []
-    number, given_up = len(heldout.sequences), sum(part.given_up for part in packed)
+def _about(packed: Packed) -> list[str]:
+    """Remarks on held-out text that is little, and on what it cost."""
+    number, tokens = len(packed.heldout), sum(map(len, packed.heldout))
     if not number:
-        return ("the data has no text left to hold out, so nothing can be measured on it.",)
-    if given_up:
+        return ["the data has no text left to hold out, so nothing can be measured on it."]
+    notes = []
+    if packed.given_up:
         notes.append(
-            f"the data ended early: {given_up:,} tokens were held out instead of calibrated on."
+            f"the data ended early: {packed.given_up:,} tokens were held out instead of calibrated"
+            " on."
         )
-    if number < HELDOUT_SEQUENCES or heldout.tokens < HELDOUT_TOKENS:
+    if number < HELDOUT_SEQUENCES or tokens < HELDOUT_TOKENS:
         notes.append(
-            f"only {heldout.tokens:,} tokens in {number} sequences are held out: figures measured"
-            f" on them are rough below {HELDOUT_TOKENS:,} in {HELDOUT_SEQUENCES}."
+            f"only {tokens:,} tokens in {number} sequences are held out: figures measured on them"
+            f" are rough below {HELDOUT_TOKENS:,} in {HELDOUT_SEQUENCES}."
         )
-    return tuple(notes)
+    return notes
 
 
 @dataclass(frozen=True)
 class TextSource:
     """Documents, and where they are from, named for the manifest without folders of this machine.
-    Sequences are dealt to the streams in turn; a seed shuffles `window` documents of each, `None`
-    for all."""
+    A seed shuffles the first `window` of them, `None` for all."""
 
-    streams: tuple[Iterable[Document], ...]
+    documents: Iterable[Document]
     name: str
     revision: str | None = None
     split: str | None = None
@@ -258,56 +211,48 @@ def open_source(source: Path | str) -> TextSource:
         path = Path(found.name).expanduser()
         return _file(path, found.field) if path.is_file() else _dataset(found)
     if isinstance(found, Path):
-        return _folder(found) if found.is_dir() else _file(found)
-    if found == hf_datasets.DEFAULT:
-        return _default_mix()
+        if not found.is_dir():
+            return _file(found)
+        texts = chain.from_iterable(map(read_file, folder_files(found)))
+        return TextSource(texts, found.resolve().name)
     if found in hf_datasets.NAMED:
         return _dataset(hf_datasets.NAMED[found])
     if found in overlap.KNOWN:
         return _evaluation_set(found)
-    return TextSource(
-        (read_file(shared.text_path(found, "calibration")),), found, split="calibration"
-    )
-
-
-def check_exists(source: Path | str) -> None:
-    """Raise `PathNotFound` when `source` means nothing, and for a folder without text;
-    no library is imported."""
-    found = _resolve(source)
-    if isinstance(found, Path) and found.is_dir():
-        _files_of(found)
+    text = read_file(shared.text_path(found, "calibration"))
+    return TextSource(text, found, split="calibration")
 
 
 def check_source(source: Path | str) -> None:
     """Find early what would make `open_source` fail, and raise the same error. Nothing is read or
     fetched."""
     found = _resolve(source)
-    if isinstance(found, Path) and found.is_dir():
-        _files_of(found)
     absent = isinstance(found, str) and found in overlap.KNOWN and not overlap.copies(found)
-    named = found == hf_datasets.DEFAULT or found in hf_datasets.NAMED
+    named = found in hf_datasets.NAMED
     if named or absent or (isinstance(found, DatasetName) and not Path(found.name).is_file()):
         load_library(f"the calibration text {source}")
 
 
 def _resolve(source: Path | str) -> Path | DatasetName | str:
-    """A path that exists, a dataset, or a name that is known."""
-    path = Path(source).expanduser()
+    """A path that exists and holds text, a dataset, or a name that is known."""
+    path, text = Path(source).expanduser(), str(source)
+    if path.is_dir() and not folder_files(path):
+        if any(one.suffix in _TABLES for one in path.rglob("*")):  # which only `datasets` reads
+            return DatasetName(str(path))
+        suffixes = ", ".join(JSONL_SUFFIXES + TEXT_SUFFIXES)
+        raise PathNotFound(
+            f"{path} has no text to calibrate on.", hint=f"files are read by suffix: {suffixes}"
+        )
     if path.exists():
-        return DatasetName(str(path)) if _holds_tables(path) else path
-    text = str(source)
-    names = (hf_datasets.DEFAULT, *shared.NAMES, *hf_datasets.NAMED, *overlap.KNOWN)
+        return path
+    names = (*shared.NAMES, *hf_datasets.NAMED, *overlap.KNOWN)
     if text in names:
         return text
     name = None if isinstance(source, Path) or not text.strip("@:#") else DatasetName.parse(text)
     if name and Path(name.name).expanduser().exists():
         return name
-    if (
-        name
-        and name.is_on_hub
-        and not name.name.lower().endswith(_FILES)
-        and not Path(name.name).parent.is_dir()
-    ):
+    is_file = name and (name.name.lower().endswith(_FILES) or Path(name.name).parent.is_dir())
+    if name and name.is_on_hub and not is_file:
         return name
     raise PathNotFound(
         f"no such calibration file: {source}",
@@ -315,36 +260,10 @@ def _resolve(source: Path | str) -> Path | DatasetName | str:
     )
 
 
-def _holds_tables(path: Path) -> bool:
-    """Whether a folder is a dataset that only `datasets` reads."""
-    return (
-        path.is_dir()
-        and not folder_files(path)
-        and any(p.suffix in _TABLES for p in path.rglob("*"))
-    )
-
-
 def _file(path: Path, field: str | None = None) -> TextSource:
     if path.suffix.lower() == ".parquet":
-        return TextSource((documents_of(parquet_rows([path]), str(path), "row", field),), path.name)
-    return TextSource((read_file(path, field),), path.name)
-
-
-def _files_of(folder: Path) -> Sequence[Path]:
-    paths = folder_files(folder)
-    if not paths:
-        suffixes = ", ".join(JSONL_SUFFIXES + TEXT_SUFFIXES)
-        raise PathNotFound(
-            f"{folder} has no text to calibrate on.", hint=f"files are read by suffix: {suffixes}"
-        )
-    return paths
-
-
-def _folder(folder: Path) -> TextSource:
-    paths = _files_of(folder)
-    return TextSource(
-        (chain.from_iterable(read_file(path) for path in paths),), folder.resolve().name
-    )
+        return TextSource(documents_of(parquet_rows([path]), str(path), "row", field), path.name)
+    return TextSource(read_file(path, field), path.name)
 
 
 def _dataset(name: DatasetName) -> TextSource:
@@ -357,21 +276,8 @@ def _dataset(name: DatasetName) -> TextSource:
     if name.config:
         label += f":{name.config}"
     return TextSource(
-        (documents,), label, revision, name.split, license_text, SHUFFLE_WINDOW, notes=notes
+        documents, label, revision, name.split, license_text, SHUFFLE_WINDOW, notes=notes
     )
-
-
-def _default_mix() -> TextSource:
-    try:
-        streams = tuple(open_dataset(part)[0] for part in hf_datasets.DEFAULT_PARTS)
-    except (MissingDependency, NetworkError) as error:
-        message = (
-            f"the default calibration text is a mix of {len(hf_datasets.DEFAULT_PARTS)} datasets:"
-            f" {error.message}"
-        )
-        raise type(error)(message, hint=error.hint) from None
-    revision = hf_datasets.default_revision()
-    return TextSource(streams, "oscar-zoo/default", revision, window=SHUFFLE_WINDOW)
 
 
 def _evaluation_set(name: str) -> TextSource:
@@ -381,29 +287,20 @@ def _evaluation_set(name: str) -> TextSource:
         " on it."
     )
     try:
-        items = overlap.evaluation_set(name).items
+        _, items = overlap.evaluation_set(name)
     except PathNotFound:
         dataset = _dataset(overlap.KNOWN[name][0])
-        prompts: Iterable[Document] = (_as_prompt(document) for document in dataset.streams[0])
+        prompts = (
+            one if one.messages else Document.prompt(one.text, one.where)
+            for one in dataset.documents
+        )
         return TextSource(
-            (prompts,),
+            prompts,
             name,
             dataset.revision,
             dataset.split,
-            None,
             overlaps_with=(name,),
             notes=(warning, *dataset.notes),
         )
-    documents = [
-        Document.chat([Message("user", text)], f"item {at} of {name}")
-        for at, text in enumerate(items, 1)
-    ]
-    return TextSource((documents,), name, overlaps_with=(name,), notes=(warning,))
-
-
-def _as_prompt(document: Document) -> Document:
-    return (
-        document
-        if document.messages
-        else Document.chat([Message("user", document.text)], document.where)
-    )
+    documents = [Document.prompt(text, f"item {at} of {name}") for at, text in enumerate(items, 1)]
+    return TextSource(documents, name, overlaps_with=(name,), notes=(warning,))

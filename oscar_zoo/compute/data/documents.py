@@ -17,22 +17,15 @@ from oscar_zoo.errors import PathNotFound, StorageError, UsageError
 
 SEPARATOR = "<|endoftext|>"
 """Ends a document in plain text files."""
-
 TEXT_SUFFIXES = (".txt", ".text")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FIELDS = ("text", "messages", "prompt")
 """Fields a record is read from, first match first; `text` holds plain text, the others hold a
 chat."""
-
 _FORMS = 'text, or JSON lines with "text", "messages" or "prompt"'
 
-
-@dataclass(frozen=True)
-class Message:
-    """One turn of a chat."""
-
-    role: str
-    content: str
+Message = dict[str, str]
+"""One turn of a chat: its `role` and `content`."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +40,52 @@ class Document:
     @classmethod
     def chat(cls, messages: Sequence[Message], where: str) -> Document:
         """A chat of at least one message."""
-        return cls("\n\n".join(message.content for message in messages), where, tuple(messages))
+        return cls("\n\n".join(one["content"] for one in messages), where, tuple(messages))
+
+    @classmethod
+    def prompt(cls, text: str, where: str) -> Document:
+        """What a user asks."""
+        return cls.chat([{"role": "user", "content": text}], where)
 
 
 def read_file(path: Path, field: str | None = None) -> Iterator[Document]:
     """The documents of a text file, or of a JSON lines file by its suffix, without blank ones.
     Without a `field`, lines are read from the first of `FIELDS` that the first line has."""
+    if path.suffix.lower() in JSONL_SUFFIXES:
+        yield from documents_of(read_records(path), str(path), "line", field)
+        return
+    parts: list[str] = []
+    start = 1
+
+    def document() -> Iterator[Document]:
+        text = "".join(parts).strip("\n")
+        if text.strip():
+            yield Document(text, f"line {start} of {path}")
+
     with open_lines(path) as lines:
-        if path.suffix.lower() in JSONL_SUFFIXES:
-            yield from documents_of(_json_lines(lines, path), str(path), "line", field)
-        else:
-            yield from _text_documents(lines, path)
+        for number, line in enumerate(lines, 1):
+            *ends, rest = line.split(SEPARATOR)
+            for end in ends:
+                parts.append(end)
+                yield from document()
+                parts.clear()
+                start = number
+            parts.append(rest)
+        yield from document()
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
     """Number and content of the lines of a JSONL file that are not blank; raises as `read_file`."""
     with open_lines(path) as lines:
-        yield from _json_lines(lines, path)
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield number, json.loads(line)
+                except (ValueError, RecursionError):
+                    raise UsageError(
+                        f"line {number} of {path} is not JSON.",
+                        hint='each line: {"text": "..."}; plain text needs another file suffix',
+                    ) from None
 
 
 @contextmanager
@@ -78,90 +100,6 @@ def open_lines(path: Path) -> Iterator[Iterator[str]]:
         raise StorageError(
             f"cannot read {path}: {error.strerror}.", hint="check its permissions"
         ) from error
-
-
-def folder_files(folder: Path) -> list[Path]:
-    """The text and JSONL files in `folder` and its subfolders, in order of reading. Hidden files
-    are left out."""
-    found = []
-    for path in folder.rglob("*"):
-        parts = path.relative_to(folder).parts
-        if path.suffix.lower() in TEXT_SUFFIXES + JSONL_SUFFIXES and not any(
-            p.startswith(".") for p in parts
-        ):
-            found.append((parts, path))
-    return [path for _, path in sorted(found) if path.is_file()]
-
-
-def documents_of(
-    records: Iterable[tuple[int, Any]], what: str, unit: str, field: str | None = None
-) -> Iterator[Document]:
-    """Turn records of one kind into documents."""
-    first: int | None = None
-    for number, record in records:
-        where = f"{unit} {number} of {what}"
-        if not isinstance(record, dict):
-            raise UsageError(f"{where} is not a JSON object.", hint=f"give {_FORMS}")
-        if field is None:
-            field, first = next((name for name in FIELDS if name in record), None), number
-        if field is None or field not in record:
-            raise _wrong_fields(where, record, field, f"{unit} {first}" if first else None)
-        document = _document(record[field], field, where)
-        if document.text.strip():
-            yield document
-
-
-def _document(value: Any, field: str, where: str) -> Document:
-    if isinstance(value, str):
-        _check_text(value, field, where)
-        if field == "prompt":
-            return Document.chat([Message("user", value)], where)
-        return Document(value.strip("\n"), where)
-    if isinstance(value, list) and value and field != "text":
-        return Document.chat([_message(turn, where, at) for at, turn in enumerate(value, 1)], where)
-    wanted = "a string" if field == "text" else "a string or a list of messages"
-    raise UsageError(f'"{field}" in {where} is not {wanted}.', hint=f"give {_FORMS}")
-
-
-def _message(turn: Any, where: str, at: int) -> Message:
-    role, content = (
-        (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
-    )
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise UsageError(
-            f'message {at} in {where} has no "role" and "content" of text.',
-            hint='each message: {"role": "user", "content": "..."}',
-        )
-    _check_text(content, f"message {at}", where)
-    return Message(role, content)
-
-
-def _check_text(text: str, name: str, where: str) -> None:
-    """JSON can spell half a character, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f'"{name}" in {where} has half a surrogate pair at character {error.start}.',
-            hint="write it as UTF-8 again",
-        ) from None
-
-
-def _wrong_fields(
-    where: str, record: dict[str, Any], field: str | None, first: str | None
-) -> UsageError:
-    other = next((name for name in FIELDS if name in record), None)
-    if field and other and first:
-        return UsageError(
-            f'{where} has "{other}", but {first} has "{field}".',
-            hint="one file holds one kind: split it, and give the folder of both",
-        )
-    seen = ", ".join(f'"{name}"' for name in list(record)[:5]) or "nothing"
-    wanted = f'"{field}"' if field else '"text", "messages" or "prompt"'
-    return UsageError(
-        f"{where} has no {wanted}, only {seen}.",
-        hint="name its field behind the source: SOURCE#FIELD",
-    )
 
 
 def _text_lines(file: Iterable[str], path: Path) -> Iterator[str]:
@@ -179,32 +117,70 @@ def _text_lines(file: Iterable[str], path: Path) -> Iterator[str]:
         yield line
 
 
-def _text_documents(lines: Iterable[str], path: Path) -> Iterator[Document]:
-    parts: list[str] = []
-    start = 1
-    for number, line in enumerate(lines, 1):
-        *ends, rest = line.split(SEPARATOR)
-        for end in ends:
-            yield from _text_document([*parts, end], start, path)
-            parts.clear()
-            start = number
-        parts.append(rest)
-    yield from _text_document(parts, start, path)
+def folder_files(folder: Path) -> list[Path]:
+    """The text and JSONL files in `folder` and its subfolders, in order of reading. Hidden files
+    are left out."""
+    found = []
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        hidden = any(part.startswith(".") for part in parts)
+        if path.suffix.lower() in TEXT_SUFFIXES + JSONL_SUFFIXES and not hidden:
+            found.append((parts, path))
+    return [path for _, path in sorted(found) if path.is_file()]
 
 
-def _text_document(parts: Sequence[str], line: int, path: Path) -> Iterator[Document]:
-    text = "".join(parts).strip("\n")
-    if text.strip():
-        yield Document(text, f"line {line} of {path}")
+def documents_of(
+    records: Iterable[tuple[int, Any]], what: str, unit: str, field: str | None = None
+) -> Iterator[Document]:
+    """Turn records of one kind into documents."""
+    for number, record in records:
+        where = f"{unit} {number} of {what}"
+        if not isinstance(record, dict):
+            raise UsageError(f"{where} is not a JSON object.", hint=f"give {_FORMS}")
+        if field is None:
+            field = next((name for name in FIELDS if name in record), None)
+        if field is None or field not in record:
+            seen = ", ".join(f'"{name}"' for name in list(record)[:5]) or "nothing"
+            wanted = f'"{field}"' if field else '"text", "messages" or "prompt"'
+            raise UsageError(
+                f"{where} has no {wanted}, only {seen}.",
+                hint="one file holds one kind; name another field behind it: SOURCE#FIELD",
+            )
+        document = _document(record[field], field, where)
+        if document.text.strip():
+            yield document
 
 
-def _json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError):
-                raise UsageError(
-                    f"line {number} of {path} is not JSON.",
-                    hint='each line: {"text": "..."}; plain text needs another file suffix',
-                ) from None
+def _document(value: Any, field: str, where: str) -> Document:
+    if isinstance(value, str):
+        _check_text(value, field, where)
+        if field == "prompt":
+            return Document.prompt(value, where)
+        return Document(value.strip("\n"), where)
+    if isinstance(value, list) and value and field != "text":
+        return Document.chat([_message(turn, where, at) for at, turn in enumerate(value, 1)], where)
+    wanted = "a string" if field == "text" else "a string or a list of messages"
+    raise UsageError(f'"{field}" in {where} is not {wanted}.', hint=f"give {_FORMS}")
+
+
+def _message(turn: Any, where: str, at: int) -> Message:
+    given = turn if isinstance(turn, dict) else {}
+    role, content = given.get("role"), given.get("content")
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise UsageError(
+            f'message {at} in {where} has no "role" and "content" of text.',
+            hint='each message: {"role": "user", "content": "..."}',
+        )
+    _check_text(content, f"message {at}", where)
+    return {"role": role, "content": content}
+
+
+def _check_text(text: str, name: str, where: str) -> None:
+    """JSON can spell half a character, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f'"{name}" in {where} has half a surrogate pair at character {error.start}.',
+            hint="write it as UTF-8 again",
+        ) from None

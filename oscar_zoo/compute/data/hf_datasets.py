@@ -15,8 +15,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.compute.data.documents import Document, documents_of
 from oscar_zoo.errors import (
     HubUnreachable,
@@ -36,9 +34,11 @@ SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test")
 config otherwise."""
 
 _NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-_FORM = re.compile(
-    r"(?P<name>[^@:#]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<first>[\w.-]*))?(?::(?P<second>[\w.-]+))?(?:#(?P<field>.+))?"
-)
+_FORM = re.compile(r"([^@:#]+)(?:@([\w./-]+))?(?::([\w.-]*))?(?::([\w.-]+))?(?:#(.+))?")
+OWN_FILE = "or give text of your own: --calib-data FILE"
+_COMMIT = re.compile(r"@([0-9a-f]{40})(?:/|$)")
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "OSCAR_ZOO_OFFLINE")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ class DatasetName:
             raise UsageError(
                 f"{text!r} is not the name of a dataset.", hint=f"datasets are called {GRAMMAR}"
             )
-        name, revision, first, second, field = match.group(
-            "name", "revision", "first", "second", "field"
-        )
+        name, revision, first, second, field = match.groups()
         if second is None and first and (first in SPLITS or first.split("_")[0] in SPLITS):
             first, second = None, first
         return cls(name, revision, first or None, second or DEFAULT_SPLIT, field)
@@ -79,13 +77,6 @@ class DatasetName:
         return re.fullmatch(_NAME, self.name) is not None
 
 
-OWN_FILE = "or give text of your own: --calib-data FILE"
-
-_COMMIT = re.compile(r"@([0-9a-f]{40})(?:/|$)")
-_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "OSCAR_ZOO_OFFLINE")
-_T = TypeVar("_T")
-
-
 def open_dataset(name: DatasetName) -> tuple[Iterator[Document], str | None, str | None]:
     """A dataset of Hugging Face or a folder of one: documents of its rows, which are read as they
     are taken; commit, `None` for a folder; license, as the dataset itself says, rarely."""
@@ -93,18 +84,22 @@ def open_dataset(name: DatasetName) -> tuple[Iterator[Document], str | None, str
     builder = _asked(
         name, lambda: library.load_dataset_builder(name.name, name.config, revision=name.revision)
     )
+
+    def documents() -> Iterator[Document]:
+        rows = _asked(name, lambda: iter(builder.as_streaming_dataset(split=name.split)))
+        records = iter(lambda: _asked(name, lambda: next(rows, None)), None)
+        yield from documents_of(enumerate(records, 1), name.name, "row", name.field)
+
     commit = _COMMIT.search(str(builder.base_path))
     license_text = getattr(builder.info, "license", None) or None
-    return _documents(name, builder), commit.group(1) if commit else None, license_text
+    return documents(), commit.group(1) if commit else None, license_text
 
 
 def parquet_rows(paths: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number and content of the rows of local Parquet files."""
-    library = load_library(str(paths[0]))
+    library, files = load_library(str(paths[0])), {"train": list(map(str, paths))}
     try:
-        builder = library.load_dataset_builder(
-            "parquet", data_files={"train": [str(path) for path in paths]}
-        )
+        builder = library.load_dataset_builder("parquet", data_files=files)
         yield from enumerate(builder.as_streaming_dataset(split="train"), 1)
     except Exception as error:  # as in `_asked`
         raise UsageError(
@@ -125,21 +120,13 @@ def load_library(wanted: str) -> Any:
     return library
 
 
-def _documents(name: DatasetName, builder: Any) -> Iterator[Document]:
-    rows = _asked(name, lambda: iter(builder.as_streaming_dataset(split=name.split)))
-    records = iter(lambda: _asked(name, lambda: next(rows, None)), None)
-    return documents_of(enumerate(records, 1), name.name, "row", name.field)
-
-
 def _asked(name: DatasetName, ask: Callable[[], _T]) -> _T:
     """The result of `ask`; its errors become ours."""
     here = Path(name.name).expanduser().exists()
     with nullcontext() if here else without_retries() as trouble:
         try:
             return ask()
-        except (
-            Exception
-        ) as error:  # the library, its file formats and its HTTP client each raise what they like
+        except Exception as error:  # the library, its formats and its client raise what they like
             raise _failure(name, error, trouble) from None
 
 
@@ -157,21 +144,15 @@ def _failure(name: DatasetName, error: Exception, trouble: str | None) -> OscarZ
         return UsageError(
             f"cannot read the dataset {name}: {cause}.", hint=f"datasets are called {GRAMMAR}"
         )
-    if any(
-        os.environ.get(variable, "").lower() in ("1", "true", "yes", "on") for variable in _OFFLINE
-    ):
+    said = (os.environ.get(variable, "").lower() for variable in _OFFLINE)
+    if any(one in ("1", "true", "yes", "on") for one in said):
         return OfflineError(
             f"the dataset {name} is not on this machine, and offline mode fetches nothing.",
             hint=f"{go_online()}, {OWN_FILE}",
         )
-    if trouble is not None:
-        return HubUnreachable(
-            f"the dataset {name} is not on this machine, and Hugging Face cannot be reached:"
-            f" {trouble}.",
-            hint=f"check the network, {OWN_FILE}",
-        )
     return HubUnreachable(
-        f"cannot fetch the dataset {name}: {cause}.", hint=f"check the connection, {OWN_FILE}"
+        f"cannot fetch the dataset {name}: {trouble or cause}.",
+        hint=f"check the network, {OWN_FILE}",
     )
 
 
@@ -179,31 +160,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".:")
 
 
-DEFAULT = "default"
-"""Web text, mathematics, code, two more languages, chat and reasoning in chat form: what a server
-reads."""
-
-DEFAULT_PARTS = tuple(
-    DatasetName.parse(part)
-    for part in (
-        "HuggingFaceFW/fineweb-edu@87f09149ef4734204d70ed1d046ddc9ca3f2b8f9:sample-10BT:train#text",
-        "open-r1/OpenR1-Math-220k@e4e141ec9dea9f8326f4d347be56105859b2bd68:default:train#messages",
-        "open-web-math/open-web-math@fde8ef8de2300f5e778f56261843dab89f230815:default:train#text",
-        "codeparrot/codeparrot-clean@35a59fb025bc0a102f7d96eac09d145b896d487b:default:train#content",
-        "HuggingFaceH4/ultrachat_200k@8049631c405ae6576f93f445c6b8166f76f5505a:default:train_sft#messages",
-        "HuggingFaceFW/fineweb-2@af9c13333eb981300149d5ca60a8e9d659b276b9:cmn_Hani:train#text",
-        "HuggingFaceFW/fineweb-2@af9c13333eb981300149d5ca60a8e9d659b276b9:deu_Latn:train#text",
-    )
-)
-"""Each gives one sequence in turn, from its first row on."""
-
 NAMED: Mapping[str, DatasetName] = {
     "wikitext": DatasetName("Salesforce/wikitext", config="wikitext-2-raw-v1", field="text"),
     "mmlu": DatasetName("cais/mmlu", config="all", split="validation", field="question"),
 }
 """Names by which others call public datasets; of MMLU not the questions that are scored."""
-
-
-def default_revision() -> str:
-    """sha256 of the list of parts: changes with any of them."""
-    return sha256_hex(strict_json.canonical_bytes([str(part) for part in DEFAULT_PARTS]))

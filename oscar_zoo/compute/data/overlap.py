@@ -19,7 +19,8 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +40,8 @@ QUESTION_FIELDS = ("question", "problem", "prompt", "question_content", "text", 
 """Fields that may hold the question in a record of an unknown set, in any case."""
 
 
-@dataclass(frozen=True)
-class EvaluationSet:
-    """Questions that must not be in calibration text, under the name that manifests use."""
-
-    name: str
-    items: tuple[str, ...]
-
+Questions = tuple[str, ...]
+"""Of an evaluation set, which must not be in calibration text."""
 
 KNOWN: Mapping[str, tuple[DatasetName, str]] = {
     "gpqa_diamond": (
@@ -70,8 +66,8 @@ KNOWN: Mapping[str, tuple[DatasetName, str]] = {
 """Sets known by name: where each comes from, and a pattern for its files in the repository."""
 
 
-def evaluation_set(name_or_path: str | Path) -> EvaluationSet:
-    """Read a set; an existing path wins over a name."""
+def evaluation_set(name_or_path: str | Path) -> tuple[str, Questions]:
+    """Read a set, and its name in manifests; an existing path wins over a name."""
     path = Path(name_or_path).expanduser()
     name = str(name_or_path)
     if path.is_file():
@@ -87,9 +83,8 @@ def evaluation_set(name_or_path: str | Path) -> EvaluationSet:
             f"the evaluation set {name} is not on this machine.",
             hint=f"put a copy at {data_dir() / FOLDER}/{name}.jsonl",
         )
-    return _from_files(
-        name, paths, None if paths[0].parent == data_dir() / FOLDER else KNOWN[name][0].field
-    )
+    own = paths[0].parent == data_dir() / FOLDER
+    return _from_files(name, paths, None if own else KNOWN[name][0].field)
 
 
 def copies(name: str) -> list[Path]:
@@ -100,15 +95,14 @@ def copies(name: str) -> list[Path]:
     return [path for path in own if path.is_file()][:1] or _cached_files(*KNOWN[name])
 
 
-def sets_on_this_machine() -> tuple[EvaluationSet, ...]:
+def sets_on_this_machine() -> dict[str, Questions]:
     """Every known set that can be read here."""
-    found = []
+    found: dict[str, Questions] = {}
     for name in KNOWN:
-        try:
-            found.append(evaluation_set(name))
-        except OscarZooError:  # absent, as Parquet without a reader, or not as it was published
-            continue
-    return tuple(found)
+        # absent, as Parquet without a reader, or not as it was published
+        with suppress(OscarZooError):
+            found |= [evaluation_set(name)]
+    return found
 
 
 def _cached_files(dataset: DatasetName, pattern: str) -> list[Path]:
@@ -124,13 +118,11 @@ def _hub_cache() -> Path:
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if folder := os.environ.get(variable):
             return Path(folder).expanduser()
-    home = (
-        os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    )
-    return Path(home).expanduser() / "hub"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or f"{cache}/huggingface").expanduser() / "hub"
 
 
-def _from_files(name: str, paths: list[Path], field: str | None) -> EvaluationSet:
+def _from_files(name: str, paths: list[Path], field: str | None) -> tuple[str, Questions]:
     if paths[0].suffix == ".parquet":
         rows = parquet_rows(paths)
         items = [text for at, row in rows for text in _questions(row, field, f"row {at} of {name}")]
@@ -141,7 +133,7 @@ def _from_files(name: str, paths: list[Path], field: str | None) -> EvaluationSe
         raise UsageError(
             f"the evaluation set {paths[0]} is empty.", hint="give the questions, one per record"
         )
-    return EvaluationSet(name, kept)
+    return name, kept
 
 
 def _file_items(path: Path, field: str | None) -> Iterator[str]:
@@ -168,11 +160,8 @@ def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[dict[str, str]]:
 
 def _questions(record: Any, field: str | None, where: str) -> list[str]:
     """The question of one record, or the messages of its user."""
-    lower = (
-        {str(key).lower(): value for key, value in record.items()}
-        if isinstance(record, dict)
-        else {}
-    )
+    given = record.items() if isinstance(record, dict) else ()
+    lower = {str(key).lower(): value for key, value in given}
     names = (field.lower(),) if field else QUESTION_FIELDS
     value = next((lower[name] for name in names if lower.get(name) is not None), None)
     if isinstance(value, str):
@@ -194,35 +183,17 @@ _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")  # Han and Kana
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """The part of an evaluation set that occurs in calibration text: of its `items` some are long
-    enough to be `compared`, of these some share 13 words in a row (`partial`) or are there `whole`;
-    the first of them is number `example`, from 1."""
-
-    dataset: str
-    items: int
-    compared: int
-    whole: int
-    partial: int
-    example: int | None
-
-    @property
-    def method(self) -> str:
-        """How it was compared, for manifests."""
-        return f"{METHOD}, {self.compared} of {self.items} items"
-
-
 def words(text: str) -> list[str]:
     """Words of `text` in one spelling: compatibility forms and case folded, punctuation dropped."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     return _WORD.findall(_UNSPACED.sub(r" \g<0> ", folded))
 
 
-def measure_overlap(texts: Iterable[str], evaluation: EvaluationSet) -> Overlap:
-    """Compare calibration texts with one evaluation set. Runs of equal words are looked for inside
-    one text at a time."""
-    items = [words(item) for item in evaluation.items]
+def measure_overlap(texts: Iterable[str], questions: Questions) -> tuple[int, set[int], set[int]]:
+    """Compare calibration texts with one evaluation set: how many questions are long enough to be
+    compared, which of them share 13 words in a row with a text, and which are in one whole. Runs of
+    equal words are looked for inside one text at a time."""
+    items = [words(question) for question in questions]
     wanted: dict[int, dict[str, set[int]]] = {}
     for at, item in enumerate(items):
         if len(item) >= SHORTEST:
@@ -242,57 +213,41 @@ def measure_overlap(texts: Iterable[str], evaluation: EvaluationSet) -> Overlap:
         spaced = f" {' '.join(stream)} "
         whole |= {at for at in here if f" {' '.join(items[at])} " in spaced}
         found |= here
-    return Overlap(
-        evaluation.name,
-        items=len(items),
-        compared=sum(len(item) >= SHORTEST for item in items),
-        whole=len(whole),
-        partial=len(found),
-        example=min(found) + 1 if found else None,
-    )
+    return sum(len(item) >= SHORTEST for item in items), found, whole
 
 
 def check_overlap(
     data: CalibrationData,
-    sets: Sequence[EvaluationSet] | None = None,
+    sets: Mapping[str, Questions] | None = None,
     *,
     allow_overlap: bool = False,
 ) -> CalibrationData:
     """`data` with the result of comparing calibration and held-out text with evaluation sets, by
     default every known set that is on this machine."""
     sets = sets_on_this_machine() if sets is None else sets
-    results = [measure_overlap(data.texts, evaluation) for evaluation in sets]
-    overlapping = [result for result in results if result.partial]
-    for result in overlapping:
-        if not allow_overlap and result.dataset not in data.overlaps_with:
-            raise UsageError(
-                f"{_sentence(data.source, result)}.",
-                hint="use other text",
-                next_step=AddOption("--allow-overlap"),
+    disjoint, notes, names = [], list(data.notes), dict.fromkeys(data.overlaps_with)
+    for name, items in sets.items():
+        compared, some, whole = measure_overlap(data.texts, items)
+        chosen = name in data.overlaps_with
+        if some:
+            found = (
+                f"{data.source} holds {len(some)} of {len(items)} questions of {name}"
+                f" ({len(whole)} whole, the others by {NGRAM} words in a row; the first is number"
+                f" {min(some) + 1})"
             )
-    apart = [result for result in results if result.compared and not result.partial]
-    known = tuple(
-        Disjoint(dataset=r.dataset, method=r.method)
-        for r in apart
-        if r.dataset not in data.overlaps_with
-    )
-    names = dict.fromkeys([*data.overlaps_with, *(result.dataset for result in overlapping)])
+            if not allow_overlap and not chosen:
+                step = AddOption("--allow-overlap")
+                raise UsageError(f"{found}.", hint="use other text", next_step=step)
+            notes.append(f"{found}: scores on it say nothing.")
+            names[name] = None
+        elif compared and not chosen:
+            method = f"{METHOD}, {compared} of {len(items)} items"
+            disjoint.append(Disjoint(dataset=name, method=method))
     return replace(
         data,
-        disjoint_from=known if results else None,
+        disjoint_from=tuple(disjoint) if sets else None,
         overlaps_with=tuple(names),
-        notes=(
-            *data.notes,
-            *(f"{_sentence(data.source, r)}: scores on it say nothing." for r in overlapping),
-        ),
-    )
-
-
-def _sentence(source: str, result: Overlap) -> str:
-    return (
-        f"{source} holds {result.partial} of {result.items} questions of {result.dataset}"
-        f" ({result.whole} whole, the others by {NGRAM} words in a row; the first is number"
-        f" {result.example})"
+        notes=tuple(notes),
     )
 
 

@@ -15,7 +15,7 @@ suffice. A document that was calibrated on is never held out when it occurs agai
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any, Protocol
@@ -27,10 +27,18 @@ from oscar_zoo.errors import InvalidModel, UsageError
 from oscar_zoo.models.chat_template import ChatTemplate
 from oscar_zoo.next_step import AddOption
 
-_PIECE = (
-    1 << 20
-)  # characters tokenized at once: a huge document costs no more than the tokens taken from it
-_ENDING = 2  # tokens looked at for an end of text: some templates put a line break behind it
+TokenIds = tuple[int, ...]
+HELDOUT_SEQUENCES, HELDOUT_TOKENS = 8, 4096
+"""With less held-out text, a measurement gets a remark."""
+_PIECE = 1 << 20
+"""Characters tokenized at once: a huge document costs no more than the tokens taken from it."""
+_ENDING = 2
+"""Tokens looked at for an end of text: some templates put a line break behind it."""
+_LONGEST_REST = 1 << 16
+"""A longer rest of a document is divided, not skipped to reach the next one."""
+_SHARE = 4
+"""One part in so many of data that ends early is held out, and a document's start looked for that
+near."""
 
 
 class Tokenizer(Protocol):
@@ -67,7 +75,7 @@ class Encoder:
 
     tokenizer: Tokenizer
     chat_template: bool | None = None
-    prefix: tuple[int, ...] = field(init=False)
+    prefix: TokenIds = field(init=False)
 
     def __post_init__(self) -> None:
         bare, full = self._tokens("a"), self._tokens("a", special=True)
@@ -76,7 +84,9 @@ class Encoder:
 
     def encode(self, document: Document, limit: int) -> Encoded:
         """Tokens of `document`, all of them or at least `limit`."""
-        messages = self._messages(document)
+        messages = None if self.chat_template is False else document.messages
+        if self.chat_template and messages is None:
+            messages = Document.prompt(document.text, document.where).messages
         text = document.text if messages is None else self._render(messages, document.where)
         ids: list[int] = []
         end = 0
@@ -89,21 +99,13 @@ class Encoder:
         eos = self.tokenizer.eos_token_id
         if whole and eos is not None and not (messages is not None and eos in ids[-_ENDING:]):
             ids.append(eos)
-        answered = any(message.role == "assistant" for message in document.messages or ())
+        answered = any(message["role"] == "assistant" for message in document.messages or ())
         return Encoded(ids, text[:end], whole, messages is not None, answered)
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
         """The template of the tokenizer in a process of its own; `None` where it has code."""
         return ChatTemplate.of_tokenizer(self.tokenizer)
-
-    def _messages(self, document: Document) -> tuple[Message, ...] | None:
-        """The messages that go through the template; `None` for plain text."""
-        if self.chat_template is False:
-            return None
-        if document.messages is None and self.chat_template:
-            return (Message("user", document.text),)
-        return document.messages
 
     def _render(self, messages: Sequence[Message], where: str) -> str:
         tokenizer: Any = self.tokenizer
@@ -112,8 +114,7 @@ class Encoder:
                 f"{where} is a chat, and the model's tokenizer has no chat template.",
                 next_step=AddOption("--no-chat-template"),
             )
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        asks = messages[-1].role != "assistant"
+        turns, asks = list(messages), messages[-1]["role"] != "assistant"
         try:
             if self._template is not None:
                 return self._template.render(turns, add_generation_prompt=asks)
@@ -123,9 +124,7 @@ class Encoder:
         except InvalidModel as error:
             error.next_step = AddOption("--no-chat-template")
             raise
-        except (
-            Exception
-        ) as error:  # a template is a program of the model's author and raises whatever it likes
+        except Exception as error:  # a template is a program and raises whatever it likes
             cause = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise UsageError(
                 f"the chat template refuses {where}: {cause}.".replace("..", "."),
@@ -138,50 +137,6 @@ class Encoder:
         return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
-TokenIds = tuple[int, ...]
-
-HELDOUT_SEQUENCES = 8
-"""With fewer held-out sequences, a measurement gets a remark."""
-HELDOUT_TOKENS = 4096
-"""Held-out tokens, likewise."""
-
-_LONGEST_REST = 1 << 16  # a longer rest of a document is divided, not skipped to reach the next one
-# one part in so many of data that ends early is held out, and a document's start looked for that
-# near
-_SHARE = 4
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Tokens to take from one stream in sequences of one `length`, the last of which may be
-    shorter, and sequences to hold out."""
-
-    tokens: int
-    length: int
-    heldout: int = 0
-    heldout_length: int = 1
-
-    @classmethod
-    def of(cls, tokens: int, length: int, heldout_tokens: int) -> Budget:
-        """Hold out at least `heldout_tokens`, in sequences no longer than `length`. There are at
-        least `HELDOUT_SEQUENCES` sequences."""
-        if heldout_tokens <= 0:
-            return cls(tokens, length)
-        longest = min(length, max(1, heldout_tokens // HELDOUT_SEQUENCES))
-        return cls(tokens, length, max(HELDOUT_SEQUENCES, -(-heldout_tokens // longest)), longest)
-
-    def share(self, index: int, parts: int) -> Budget:
-        """The part of stream `index` when sequences are dealt to `parts` streams in turn."""
-        full, rest = divmod(self.tokens, self.length)
-        lengths = [self.length] * full + [rest] * (rest > 0)
-        return Budget(
-            sum(lengths[index::parts]),
-            self.length,
-            len(range(index, self.heldout, parts)),
-            self.heldout_length,
-        )
-
-
 @dataclass(frozen=True)
 class Packed:
     """The sequences that one stream gave, the documents calibrated on and the texts held out, in
@@ -191,7 +146,7 @@ class Packed:
     heldout: tuple[TokenIds, ...]
     documents: tuple[Encoded, ...]
     heldout_texts: tuple[str, ...]
-    given_up: int = 0
+    given_up: int
 
 
 @dataclass(frozen=True)
@@ -199,12 +154,9 @@ class _Placed:
     """A document at its place in the stream of tokens; `digest` is of its text."""
 
     start: int
+    end: int
     encoded: Encoded
     digest: str
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.encoded.ids)
 
 
 def sequences_sha256(sequences: Sequence[TokenIds]) -> str:
@@ -212,46 +164,58 @@ def sequences_sha256(sequences: Sequence[TokenIds]) -> str:
     return sha256_hex(strict_json.canonical_bytes([list(sequence) for sequence in sequences]))
 
 
-def sequence_sha256(sequence: TokenIds) -> str:
-    """sha256 of the compact JSON list of token ids."""
-    return sha256_hex(strict_json.canonical_bytes(list(sequence)))
-
-
-def pack(documents: Iterable[Document], encoder: Encoder, budget: Budget) -> Packed:
-    """Cut one stream of documents as the module docstring says, reading no more than needed."""
-    prefix = encoder.prefix
-    wanted = _bodies(budget.tokens, budget.length, len(prefix))
-    needed = budget.heldout * max(1, budget.heldout_length - len(prefix))
-    placed = _read(documents, encoder, wanted, needed)
+def pack(
+    documents: Iterable[Document],
+    encoder: Encoder,
+    tokens: int,
+    length: int,
+    heldout_tokens: int = 0,
+) -> Packed:
+    """Cut a stream of documents into sequences of `length`, the last of which may be shorter, as
+    the module docstring says, reading no more than needed. At least `heldout_tokens` are held out,
+    in `HELDOUT_SEQUENCES` or more."""
+    start = encoder.prefix  # which is no part of the stream
+    full, rest = divmod(tokens, length)
+    wanted = full * max(1, length - len(start)) + (max(1, rest - len(start)) if rest else 0)
+    number, body = 0, 1
+    if heldout_tokens > 0:
+        longest = min(length, max(1, heldout_tokens // HELDOUT_SEQUENCES))
+        number = max(HELDOUT_SEQUENCES, -(-heldout_tokens // longest))
+        body = max(1, longest - len(start))
+    placed = _read(documents, encoder, wanted, number * body)
     total = placed[-1].end if placed else 0
     most = min(wanted, total)
-    cut, start = _division(placed, wanted, needed)
-    packed = _packed(placed, prefix, budget, cut, start)
-    return (
-        replace(packed, given_up=most - cut)
-        if packed.heldout
-        else _packed(placed, prefix, budget, most, total)
-    )
 
+    def packed(cut: int, begin: int) -> Packed:
+        """Calibrate on the tokens before `cut`, hold out those from `begin` on. Documents that also
+        occur before `cut` are not held out."""
+        before = [item for item in placed if item.start < cut]
+        stream = islice(chain.from_iterable(item.encoded.ids for item in before), cut)
+        sequences = tuple(_sequences(stream, start, tokens, length))
+        used = {item.digest for item in before}
+        kept = [
+            item
+            for item in placed
+            if item.end > begin and (item.start < cut or item.digest not in used)
+        ]
+        ids = [token for item in kept for token in item.encoded.ids[max(0, begin - item.start) :]]
+        # shorter than wished, rather than fewer than `HELDOUT_SEQUENCES`
+        each = max(1, min(body, len(ids) // min(max(1, number), HELDOUT_SEQUENCES)))
+        heldout = (
+            start + tuple(ids[at * each : (at + 1) * each])
+            for at in range(min(number, len(ids) // each))
+        )
+        known = set(sequences)
+        return Packed(
+            sequences,
+            tuple(one for one in heldout if one not in known),
+            tuple(item.encoded for item in before),
+            tuple(item.encoded.text for item in kept),
+            most - cut,
+        )
 
-def _packed(
-    placed: Sequence[_Placed], prefix: TokenIds, budget: Budget, cut: int, start: int
-) -> Packed:
-    """Calibration sequences from the tokens before `cut`, held-out ones from `start` on."""
-    used = [item.encoded for item in placed if item.start < cut]
-    stream = islice(chain.from_iterable(encoded.ids for encoded in used), cut)
-    sequences = tuple(_sequences(stream, prefix, budget))
-    known = {sequence_sha256(sequence) for sequence in sequences}
-    rest, texts = _held_out(placed, cut, start)
-    heldout = (s for s in _equal_sequences(rest, prefix, budget) if sequence_sha256(s) not in known)
-    return Packed(sequences, tuple(heldout), tuple(used), texts)
-
-
-def _bodies(tokens: int, length: int, prefix: int) -> int:
-    """Tokens of the stream that a budget takes. The tokens that start every sequence are not part
-    of the stream."""
-    full, rest = divmod(tokens, length)
-    return full * max(1, length - prefix) + (max(1, rest - prefix) if rest else 0)
+    found = packed(*_division(placed, wanted, number * body))
+    return found if found.heldout else packed(most, total)
 
 
 def _read(
@@ -270,7 +234,7 @@ def _read(
         spare = needed + _LONGEST_REST if needed else 0
         limit = wanted - total + spare if boundary is None else boundary + needed - total
         encoded = encoder.encode(document, limit)
-        placed.append(_Placed(total, encoded, digest))
+        placed.append(_Placed(total, total + len(encoded.ids), encoded, digest))
         total += len(encoded.ids)
         if boundary is None and total >= wanted:
             boundary = total
@@ -287,46 +251,22 @@ def _division(placed: Sequence[_Placed], wanted: int, needed: int) -> tuple[int,
     reserve = min(needed, max(total - wanted, total // _SHARE))
     cut = min(wanted, total - reserve)
     starts = [item.start for item in placed if item.start > 0]
-    if (
-        later := next(
-            (start for start in starts if start >= cut and total - start >= reserve), None
-        )
-    ) is not None:
-        return cut, later
+    for start in starts:
+        if start >= cut and total - start >= reserve:
+            return cut, start
     near = max((start for start in starts if cut - reserve // _SHARE <= start <= cut), default=cut)
     return (near, near) if cut < wanted else (cut, cut)
 
 
-def _held_out(placed: Sequence[_Placed], cut: int, start: int) -> tuple[list[int], tuple[str, ...]]:
-    """Tokens from `start` on, and the text of their documents. Documents that also occur before
-    `cut` are left out."""
-    used = {item.digest for item in placed if item.start < cut}
-    kept = [
-        item
-        for item in placed
-        if item.end > start and (item.start < cut or item.digest not in used)
-    ]
-    ids = chain.from_iterable(item.encoded.ids[max(0, start - item.start) :] for item in kept)
-    return list(ids), tuple(item.encoded.text for item in kept)
-
-
-def _sequences(stream: Iterator[int], prefix: TokenIds, budget: Budget) -> Iterator[TokenIds]:
+def _sequences(
+    stream: Iterator[int], prefix: TokenIds, tokens: int, length: int
+) -> Iterator[TokenIds]:
     """Sequences until the budget is spent or the stream ends."""
-    left = budget.tokens
-    while left > 0:
-        length = min(budget.length, left)
-        body = tuple(islice(stream, max(1, length - len(prefix))))
+    while tokens > 0:
+        wanted = min(length, tokens)
+        body = tuple(islice(stream, max(1, wanted - len(prefix))))
         if not body:
             return
-        sequence = (prefix + body)[:length]
-        left -= len(sequence)
+        sequence = (prefix + body)[:wanted]
+        tokens -= len(sequence)
         yield sequence
-
-
-def _equal_sequences(ids: Sequence[int], prefix: TokenIds, budget: Budget) -> Iterator[TokenIds]:
-    """Held-out sequences of one length. They are shorter than wished when there would otherwise be
-    fewer than `HELDOUT_SEQUENCES`."""
-    fewest = min(budget.heldout, HELDOUT_SEQUENCES)
-    body = max(1, min(budget.heldout_length - len(prefix), len(ids) // max(1, fewest)))
-    for at in range(min(budget.heldout, len(ids) // body)):
-        yield prefix + tuple(ids[at * body : (at + 1) * body])

@@ -7,9 +7,8 @@ of moments is checked before every fit.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -20,10 +19,9 @@ from torch import Tensor
 
 from oscar_zoo.artifact.formats import Role, RotationSet, hadamard
 from oscar_zoo.artifact.manifest import Composition, Coverage, Estimators
-from oscar_zoo.artifact.specs import StatisticName
-from oscar_zoo.compute.methods.table import METHODS, TUNED, find_method
+from oscar_zoo.artifact.specs import Capability, StatisticName
 from oscar_zoo.compute.moments import Moments, Need
-from oscar_zoo.errors import ComputeFailed, UsageError
+from oscar_zoo.errors import UsageError
 
 Matrix = NDArray[np.float64]
 Tick = Callable[[int, int], None]
@@ -49,14 +47,10 @@ class Forecast:
 
 @dataclass(frozen=True)
 class FittedPair:
-    """The result of a method.
-
-    Attributes:
-        k, v: float32 transforms of all layers, without a calibration block.
-        targets: statistics name (`qq`, `sst`, ..) -> the undamped float64 matrices the fit used,
-            `[layers, d, d]` or `[layers, num_kv_heads, d, d]`; empty when no data was used.
-        forecasts: by side, where the method is not orthogonal.
-    """
+    """The result of a method: float32 transforms of all layers, without a calibration block; by
+    statistics name (`qq`, `sst`, ..) the undamped float64 matrices that the fit used, `[layers, d,
+    d]` or `[layers, num_kv_heads, d, d]`, none without data; and forecasts by side, where the
+    method is not orthogonal."""
 
     k: RotationSet
     v: RotationSet
@@ -80,17 +74,18 @@ class CalibrationRows:
 
 @dataclass(frozen=True)
 class Method:
-    """A fitting method.
+    """A fitting method; its `name` is a key of `table.TABLE`.
 
     Attributes:
-        name: its key in `table.TABLE`.
         variant: last part of the artifact's tag; `None` for the default method.
         needs: kinds of sums that it reads; empty for a method without data.
-        estimators: ids of the matrices that it targets; `None` without data.
         composition: how eigenvectors become matrices; `None` when that does not apply.
         fit: from moments with full coverage to transforms.
         tune: improves the result of `fit` with rows of the model; `None` when the method reads only
             moments.
+        requires: what an engine must be able to do to serve the result.
+        publishable: whether an artifact may hold the result; a baseline is only measured.
+        variant_of: the method that it refines. Rule `auto` treats the two as one method.
     """
 
     name: str
@@ -100,6 +95,9 @@ class Method:
     composition: Composition | None
     fit: Callable[[Moments], FittedPair]
     tune: Callable[[FittedPair, CalibrationRows, Tick], FittedPair] | None = None
+    requires: tuple[Capability, ...] = ()
+    publishable: bool = True
+    variant_of: str | None = None
 
 
 def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,19 +122,11 @@ def each_layer(function: Callable[[Arguments], T], layers: Sequence[Arguments]) 
     """`function` of every element of `layers`, in order, one layer per worker and one thread each.
     Threads inside a 128 x 128 factorization cost more than they save, and their number changes its
     last bits. With one thread each, a fit does not depend on the number of cores."""
-    with (
-        _one_thread_each(),
-        ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), max(1, len(layers)))) as pool,
-    ):
-        return list(pool.map(function, layers))
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    before = torch.get_num_threads()
+    before, workers = torch.get_num_threads(), min(len(os.sched_getaffinity(0)), len(layers))
     torch.set_num_threads(1)
     try:
-        yield
+        with ThreadPoolExecutor(max(1, workers)) as pool:
+            return list(pool.map(function, layers))
     finally:
         torch.set_num_threads(before)
 
@@ -183,39 +173,3 @@ def needs_model(method: Method) -> UsageError:
         f"{method.name} is tuned on rows of the model; moments alone do not have them.",
         hint=f"run oscar-zoo compute MODEL --method {method.name}, or fit wush",
     )
-
-
-def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
-    """Fit several methods of the same moments; `None` stands for all `possible_methods`."""
-    methods = [*map(find_method, possible_methods(moments) if names is None else names)]
-    for method in methods:
-        moments.check(method.needs)
-    return _fits(moments, methods)
-
-
-def with_tuned(fits: Fits, moments: Moments, rows: CalibrationRows, *, tick: Tick) -> Fits:
-    """Add one result, or one refusal, of each method of `TUNED`."""
-    more = _fits(moments, TUNED.values(), rows, tick)
-    return Fits({**fits.results, **more.results}, {**fits.refused, **more.refused})
-
-
-def _fits(
-    moments: Moments,
-    methods: Iterable[Method],
-    rows: CalibrationRows | None = None,
-    tick: Tick = lambda done, total: None,
-) -> Fits:
-    results: dict[str, FitResult] = {}
-    refused: dict[str, str] = {}
-    for method in methods:
-        try:
-            results[method.name] = fit(moments, method, rows, tick=tick)
-        except ComputeFailed as error:
-            refused[method.name] = error.message
-    return Fits(results, refused)
-
-
-def possible_methods(moments: Moments) -> tuple[str, ...]:
-    """The methods whose sums the moments hold; `Moments.check` tells whether they are complete."""
-    met = moments.needs_met()
-    return tuple(name for name, method in METHODS.items() if method.needs <= met)

@@ -20,10 +20,9 @@ from torch import Tensor
 from oscar_zoo.artifact import statistics
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard_set, pbr_permutation
 from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators
-from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.artifact.specs import Capability
 from oscar_zoo.compute.methods.base import (
     FittedPair,
-    Matrix,
     Method,
     each_layer,
     eigenbasis,
@@ -44,6 +43,12 @@ def rotate(moments: Moments, k: str, v: str, format_version: Literal[1, 2] = 1) 
     sides, targets = [], {}
     for estimator in (k, v):
         stack = targets[TARGETS[estimator]] = estimate(moments, estimator, grouping)
+        layers = []
+        found = each_layer(r_h_pbr, list(torch.from_numpy(stack)))
+        for layer_id, (rotation, eigenvalues) in zip(layer_ids, found, strict=True):
+            stored = np.ascontiguousarray(rotation.numpy(), dtype=np.float32)
+            values = eigenvalues.numpy().astype(np.float32)
+            layers.append(LayerTransform(layer_id, stored, stored, eigenvalues=values))
         side = RotationSet(
             format_version=format_version,
             objective=f"{_HESSIANS[TARGETS[estimator]]}_r_h_pbr",
@@ -51,20 +56,10 @@ def rotate(moments: Moments, k: str, v: str, format_version: Literal[1, 2] = 1) 
             transform="oscar",
             orthogonal=True,
             centered=False,
-            layers=_layers(layer_ids, stack),
+            layers=tuple(layers),
         )
         sides.append(side)
     return FittedPair(sides[0], sides[1], targets)
-
-
-def _layers(layer_ids: tuple[int, ...], stack: Matrix) -> tuple[LayerTransform, ...]:
-    layers = []
-    found = each_layer(r_h_pbr, list(torch.from_numpy(stack)))
-    for layer_id, (rotation, eigenvalues) in zip(layer_ids, found, strict=True):
-        stored = np.ascontiguousarray(rotation.numpy(), dtype=np.float32)
-        values = eigenvalues.numpy().astype(np.float32)
-        layers.append(LayerTransform(layer_id, stored, stored, eigenvalues=values))
-    return tuple(layers)
 
 
 def r_h_pbr(covariance: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,22 +81,21 @@ def _hadamard(moments: Moments) -> FittedPair:
 def _identity(moments: Moments) -> FittedPair:
     """R = I, the cache as the model makes it: a baseline to measure against that no artifact
     holds."""
-    geometry = moments.geometry
-    k, v = (_identity_side(geometry, width) for width in (geometry.head_dim, geometry.v_head_dim))
-    return FittedPair(k, v, {})
 
+    def side(width: int) -> RotationSet:
+        matrix = np.eye(width, dtype=np.float32)
+        layers = [LayerTransform(i, matrix, matrix) for i in moments.geometry.attention_layers]
+        return RotationSet(
+            1,
+            "identity",
+            "layer",
+            "identity",
+            orthogonal=True,
+            centered=False,
+            layers=tuple(layers),
+        )
 
-def _identity_side(geometry: Geometry, width: int) -> RotationSet:
-    matrix = np.eye(width, dtype=np.float32)
-    return RotationSet(
-        format_version=1,
-        objective="identity",
-        grouping="layer",
-        transform="identity",
-        orthogonal=True,
-        centered=False,
-        layers=tuple(LayerTransform(layer, matrix, matrix) for layer in geometry.attention_layers),
-    )
+    return FittedPair(side(moments.geometry.head_dim), side(moments.geometry.v_head_dim), {})
 
 
 def _oscar(
@@ -111,6 +105,7 @@ def _oscar(
     *,
     v: str = "sst/1",
     format_version: Literal[1, 2] = 1,
+    requires: tuple[Capability, ...] = (),
 ) -> Method:
     """A method whose keys target `qqt/1`."""
     return Method(
@@ -122,10 +117,11 @@ def _oscar(
             id="r_h_pbr", hadamard="sylvester", permutation="bit-reversal", signs="max-abs-positive"
         ),
         fit=partial(rotate, k="qqt/1", v=v, format_version=format_version),
+        requires=requires,
     )
 
 
-IDENTITY = Method("identity", "identity", frozenset(), None, None, _identity)
+IDENTITY = Method("identity", "identity", frozenset(), None, None, _identity, publishable=False)
 HADAMARD = Method(
     "hadamard",
     "hadamard",
@@ -139,7 +135,13 @@ OSCAR = _oscar("oscar", None, {"rows", "weighted"})
 OSCAR_EXACT = _oscar("oscar-exact", "exact", {"rows", "outputs"}, v="oo/1")
 """Values target the covariance that the paper defines, V^T S^T S V with the causal softmax scores
 S. The rows of S V are the outputs of the heads, so it streams like any other second moment."""
-OSCAR_PER_HEAD = _oscar("oscar-per-head", "per-head", {"rows", "weighted"}, format_version=2)
+OSCAR_PER_HEAD = _oscar(
+    "oscar-per-head",
+    "per-head",
+    {"rows", "weighted"},
+    format_version=2,
+    requires=("per_head",),
+)
 """When the heads of a layer attend to different channels, their mean covariance is nearly flat and
 a shared rotation gains nothing. One matrix per head costs memory, and formats that share one matrix
 cannot hold it."""

@@ -1,98 +1,78 @@
-"""Every fitting method: one row each.
+"""Every fitting method, and fitting several of them.
 
 A new method is one `Method` in a file beside this one, and one row here; nothing else changes. The
 order is that of `auto`: of two equally good methods, the earlier one asks less of an engine.
-Reading the table needs no torch. The module of a method is imported when the method is asked for.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
-from oscar_zoo.errors import UsageError
+from oscar_zoo.compute.methods import rotations, tuned, wush
+from oscar_zoo.compute.methods.base import CalibrationRows, Fits, Method, Tick, fit
+from oscar_zoo.compute.moments import Moments
+from oscar_zoo.errors import ComputeFailed, UsageError
 
-if TYPE_CHECKING:
-    from oscar_zoo.artifact.specs import Capability
-    from oscar_zoo.compute.methods.base import Method
-
-
-@dataclass(frozen=True)
-class MethodRow:
-    """Facts about a method that need none of its code.
-
-    Attributes:
-        name: as on the command line and in `fit.method` of a manifest.
-        place: `module:name` of its `Method` in this package.
-        requires: what an engine must be able to do to serve the result; `recipe.requires` of the
-            manifest.
-        tuned: whether it reads rows of the model besides the moments.
-        publishable: whether an artifact may hold the result; a baseline is only measured.
-        variant_of: the method that it refines. Rule `auto` treats the two as one method.
-    """
-
-    name: str
-    place: str
-    requires: tuple[Capability, ...] = ()
-    tuned: bool = False
-    publishable: bool = True
-    variant_of: str | None = None
-
-
-WUSH_REQUIRES: tuple[Capability, ...] = ("per_head", "k_partner", "v_partner")
-TABLE: Mapping[str, MethodRow] = {
-    row.name: row
-    for row in (
-        MethodRow("identity", "rotations:IDENTITY", publishable=False),
-        MethodRow("hadamard", "rotations:HADAMARD"),
-        MethodRow("oscar", "rotations:OSCAR"),
-        MethodRow("oscar-exact", "rotations:OSCAR_EXACT"),
-        MethodRow("oscar-per-head", "rotations:OSCAR_PER_HEAD", requires=("per_head",)),
-        MethodRow("wush", "wush:METHOD", requires=WUSH_REQUIRES),
-        MethodRow(
-            "wush-tuned", "tuned:METHOD", requires=WUSH_REQUIRES, tuned=True, variant_of="wush"
-        ),
+TABLE: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        rotations.IDENTITY,
+        rotations.HADAMARD,
+        rotations.OSCAR,
+        rotations.OSCAR_EXACT,
+        rotations.OSCAR_PER_HEAD,
+        wush.METHOD,
+        tuned.METHOD,
     )
 }
-
-
-class Methods(Mapping[str, "Method"]):
-    """Methods by name, in the order of the table. Each is imported when it is first looked up."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = tuple(names)
-
-    def __getitem__(self, name: str) -> Method:
-        if name not in self._names:
-            raise KeyError(name)
-        module, _, attribute = TABLE[name].place.partition(":")
-        method: Method = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
-        return method
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-METHODS = Methods([name for name, row in TABLE.items() if not row.tuned])
+METHODS = {name: method for name, method in TABLE.items() if method.tune is None}
 """Methods that need only moments."""
-TUNED = Methods([name for name, row in TABLE.items() if row.tuned])
+TUNED = {name: method for name, method in TABLE.items() if method.tune is not None}
 """Methods that also read rows of the model."""
 
 
 def find_method(name: str) -> Method:
     """The method called `name`; raises `UsageError`."""
-    for methods in (METHODS, TUNED):
-        if name in methods:
-            return methods[name]
-    known = ", ".join((*METHODS, *TUNED))
-    raise UsageError(f"no method is called {name!r}.", hint=f"methods: {known}")
+    if name not in TABLE:
+        raise UsageError(f"no method is called {name!r}.", hint=f"methods: {', '.join(TABLE)}")
+    return TABLE[name]
 
 
 def main_method(name: str) -> str:
     """The method that `name` refines, or `name` itself."""
     return TABLE[name].variant_of or name
+
+
+def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
+    """Fit several methods of the same moments; `None` stands for all `possible_methods`."""
+    methods = [*map(find_method, possible_methods(moments) if names is None else names)]
+    for method in methods:
+        moments.check(method.needs)
+    return _fitted(Fits({}, {}), moments, methods, None, lambda done, total: None)
+
+
+def with_tuned(fits: Fits, moments: Moments, rows: CalibrationRows, *, tick: Tick) -> Fits:
+    """Add one result, or one refusal, of each method of `TUNED`."""
+    return _fitted(fits, moments, TUNED.values(), rows, tick)
+
+
+def _fitted(
+    fits: Fits,
+    moments: Moments,
+    methods: Iterable[Method],
+    rows: CalibrationRows | None,
+    tick: Tick,
+) -> Fits:
+    results, refused = dict(fits.results), dict(fits.refused)
+    for method in methods:
+        try:
+            results[method.name] = fit(moments, method, rows, tick=tick)
+        except ComputeFailed as error:
+            refused[method.name] = error.message
+    return Fits(results, refused)
+
+
+def possible_methods(moments: Moments) -> tuple[str, ...]:
+    """The methods whose sums the moments hold; `Moments.check` tells whether they are complete."""
+    met = moments.needs_met()
+    return tuple(name for name, method in METHODS.items() if method.needs <= met)

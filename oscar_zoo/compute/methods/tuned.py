@@ -23,7 +23,7 @@ with the eigenvalues of the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 
@@ -54,12 +54,8 @@ _MATRICES: dict[Role, tuple[StatisticName, StatisticName]] = {"k": ("kk", "qq"),
 
 @dataclass(frozen=True)
 class _Heads:
-    """Heads of one side of some layers, `n` in all; float64 on the device where to compute.
-
-    Attributes:
-        forward, partner: `[n, d, d]`, of WUSH.
-        gram, hessian: `[n, d, d]`, undamped.
-    """
+    """Heads of one side of some layers, `n` in all; each `[n, d, d]` float64 on the device where to
+    compute: transform and partner of WUSH, and the undamped matrices."""
 
     forward: Tensor
     partner: Tensor
@@ -117,9 +113,8 @@ def gradient(rows: Tensor, hessian: Tensor, n: Tensor, group_size: int) -> Tenso
     by_error = ((error @ seen) * share).unflatten(-1, (-1, group_size))
     by_scale = (by_error * residue).sum(-1, keepdim=True) / (LEVELS - 1)
     by_x = torch.zeros_like(x).scatter_(-1, at_high, by_scale)
-    by_x.scatter_(
-        -1, at_low, -by_scale
-    )  # the same entry twice in a constant group only, where nothing is lost
+    # the same entry twice in a constant group only, where nothing is lost
+    by_x.scatter_(-1, at_low, -by_scale)
     return rows.mT @ by_x.flatten(-2) - share * (inverse.mT @ (error.mT @ error) @ seen)
 
 
@@ -140,28 +135,29 @@ def _side(
     gram, hessian = (torch.from_numpy(pair.targets[name]) for name in _MATRICES[role])
 
     def some_layers(at: range) -> tuple[list[LayerTransform], Tensor]:
-        some = [side.layers[n] for n in at]
-        matrices = [
-            torch.from_numpy(np.stack([getattr(one, name) for one in some]))
-            for name in ("forward", "partner")
-        ]
-        device = rows.device
-        heads = _Heads(
-            *(
-                x.to(device).double().flatten(0, 1)
-                for x in (*matrices, gram[list(at)], hessian[list(at)])
-            )
+        some, device = [side.layers[n] for n in at], rows.device
+        matrices = (
+            torch.from_numpy(np.stack([one.forward for one in some])),
+            torch.from_numpy(np.stack([one.partner for one in some])),
+            gram[list(at)],
+            hessian[list(at)],
         )
+        heads = _Heads(*(one.to(device).double().flatten(0, 1) for one in matrices))
         kept = torch.cat([rows.of(role, one.layer_id) for one in some])
         group_size = group_channels(kept.shape[-1], rows.group_size)
         tuned = _tuned(heads, kept, group_size, lambda: tick(len(at)))
         forward, partner = (
-            x.unflatten(0, (len(at), -1)).cpu() for x in (tuned.forward, tuned.partner)
+            x.unflatten(0, (len(at), -1)).cpu().numpy() for x in (tuned.forward, tuned.partner)
         )
         numbers = torch.stack(_served(tuned)).unflatten(1, (len(at), -1)).cpu()
-        return [_layer(*one) for one in zip(some, forward, partner, strict=True)], numbers
+        layers = []
+        for before, *pair in zip(some, forward, partner, strict=True):
+            mine, theirs = (np.ascontiguousarray(x, dtype=np.float32) for x in pair)
+            layers.append(replace(before, forward=mine, partner=theirs))
+        return layers, numbers
 
-    chunks = _chunks(len(side.layers), LAYERS_AT_ONCE[rows.device.type])
+    number, size = len(side.layers), LAYERS_AT_ONCE[rows.device.type]
+    chunks = [range(first, min(first + size, number)) for first in range(0, number, size)]
     found = (
         each_layer(some_layers, chunks)
         if rows.device.type == "cpu"
@@ -185,21 +181,20 @@ def _tuned(heads: _Heads, rows: Tensor, group_size: int, tick: Callable[[], None
     n = minimise(learn.float() @ heads.forward.float(), before.float(), group_size, tick).double()
     forward, partner = wush.as_stored(heads.forward @ n)
     tuned = replace(heads, forward=forward, partner=partner)
-    lost = [
+    lost, lost_before = (
         loss(check, one.forward, one.partner, one.hessian, group_size) for one in (tuned, heads)
-    ]
-    condition, bf16_error = _served(tuned)
-    better = (
-        (lost[0] < lost[1])
-        & (condition < CONDITION_LIMIT)
-        & (bf16_error <= wush.BF16_LIMIT)
-        & _exact(tuned)
     )
-    chosen = [
-        torch.where(better[:, None, None], mine, theirs)
-        for mine, theirs in ((tuned.forward, heads.forward), (tuned.partner, heads.partner))
-    ]
-    return replace(heads, forward=chosen[0], partner=chosen[1])
+    condition, bf16_error = _served(tuned)
+    product = tuned.forward @ tuned.partner.mT
+    identity = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device)
+    exact = (product - identity).abs().amax((-2, -1)) < FP32_LIMIT / 2  # half of what is verified
+    better = lost < lost_before
+    better &= (condition < CONDITION_LIMIT) & (bf16_error <= wush.BF16_LIMIT) & exact
+    return replace(
+        heads,
+        forward=torch.where(better[:, None, None], tuned.forward, heads.forward),
+        partner=torch.where(better[:, None, None], tuned.partner, heads.partner),
+    )
 
 
 def _served(heads: _Heads) -> tuple[Tensor, Tensor]:
@@ -210,22 +205,6 @@ def _served(heads: _Heads) -> tuple[Tensor, Tensor]:
     return torch.where(finite, norms[0] * norms[1], torch.inf), torch.where(
         finite, error, torch.inf
     )
-
-
-def _exact(heads: _Heads) -> Tensor:
-    """Whether each pair is inverse within half of what verification allows, `[n]` bool."""
-    product = heads.forward @ heads.partner.mT
-    identity = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device)
-    return (product - identity).abs().amax((-2, -1)) < FP32_LIMIT / 2
-
-
-def _layer(before: LayerTransform, forward: Tensor, partner: Tensor) -> LayerTransform:
-    stored = [np.ascontiguousarray(x.numpy(), dtype=np.float32) for x in (forward, partner)]
-    return replace(before, forward=stored[0], partner=stored[1])
-
-
-def _chunks(number: int, size: int) -> Sequence[range]:
-    return [range(first, min(first + size, number)) for first in range(0, number, size)]
 
 
 _PARAMS: Mapping[str, float | int | str | bool] = {
@@ -245,4 +224,5 @@ METHOD = replace(
     ),
     composition=None,  # of the start only
     tune=tune,
+    variant_of="wush",
 )

@@ -24,10 +24,10 @@ Source: WUSH-KV: KV Cache Quantization with Data-Adaptive Transforms (sections 3
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
@@ -53,24 +53,16 @@ BF16_LIMIT = 2e-2
 """Largest error of logits or outputs from matrices in bfloat16; plain bfloat16 rows have 2e-3."""
 
 
-class WushTransforms(NamedTuple):
-    """The transforms of the heads of one layer, float64.
-
-    Attributes:
-        forward: `[num_kv_heads, d, d]`, T^T = c L U diag(lambda)^(-1/4) J H, J the reversal of
-            order.
-        partner: `[num_kv_heads, d, d]`, T^-1 = c^-1 L^-T U diag(lambda)^(1/4) J H.
-        eigenvalues: `[num_kv_heads, d]`, lambda, ascending.
-    """
-
-    forward: Tensor
-    partner: Tensor
-    eigenvalues: Tensor
+Stored = NDArray[np.float32]
 
 
-def transform(gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA) -> WushTransforms:
+def transform(
+    gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA
+) -> tuple[Tensor, Tensor, Tensor]:
     """The transforms of M = `gram` and Hs = `hessian`; scales do not matter. Both are `[heads, d,
-    d]` float64 and symmetric."""
+    d]` float64 and symmetric, and so are T^T = c L U diag(lambda)^(-1/4) J H and its partner T^-1 =
+    c^-1 L^-T U diag(lambda)^(1/4) J H, J the reversal of order; with them lambda, `[heads, d]`,
+    ascending."""
     # flipped, so that the strongest direction meets the constant row
     flat = hadamard_matrix(gram.shape[-1], gram.device).flip(0)
     lower, failed = torch.linalg.cholesky_ex(_damped(hessian, gamma))
@@ -88,7 +80,7 @@ def transform(gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA) -> WushTra
         @ flat
         / c
     )
-    return WushTransforms(forward, partner, values)
+    return forward, partner, values
 
 
 def as_stored(forward: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,11 +110,8 @@ def headroom(gram: Tensor, hessian: Tensor) -> Tensor:
     traces = [torch.diagonal(matrix, dim1=-2, dim2=-1).sum(-1) for matrix in (gram, hessian)]
     # sigma^2 are the eigenvalues of M Hs; a relative shift far below float32 lets Cholesky take a
     # singular Hs
-    lower = torch.linalg.cholesky(
-        hessian
-        + (1e-12 / d * traces[1])[..., None, None]
-        * torch.eye(d, dtype=hessian.dtype, device=hessian.device)
-    )
+    shift = torch.eye(d, dtype=hessian.dtype, device=hessian.device)
+    lower = torch.linalg.cholesky(hessian + (1e-12 / d * traces[1])[..., None, None] * shift)
     squares = torch.linalg.eigvalsh(lower.mT @ gram @ lower)
     return traces[0] * traces[1] / squares.clamp_min(0).sqrt().sum(-1) ** 2
 
@@ -142,9 +131,8 @@ def rounding_error(forward: Tensor, partner: Tensor, gram: Tensor, hessian: Tens
 
 def fit(moments: Moments, *, gamma: float = GAMMA) -> FittedPair:
     """Transforms of all layers and heads, float32, with the undamped matrices they come from."""
-    qq, kk, vv, wo = (
-        estimate(moments, name, "kv_head") for name in ("qqt/1", "kk/1", "vv/1", "wo/1")
-    )
+    names = ("qqt/1", "kk/1", "vv/1", "wo/1")
+    qq, kk, vv, wo = (estimate(moments, name, "kv_head") for name in names)
     group = moments.geometry.num_q_heads // moments.geometry.num_kv_heads
     layer_ids = tuple(sorted(moments.layers))
     sides: dict[Role, RotationSet] = {}
@@ -157,48 +145,45 @@ def fit(moments: Moments, *, gamma: float = GAMMA) -> FittedPair:
         found = each_layer(
             lambda both: _fit_layer(*both, gamma), list(zip(gram, hessian, strict=True))
         )
-        forecasts[role] = _forecast([forecast for _, forecast in found])
+        numbers = torch.stack([numbers for _, numbers in found], 1).numpy()
+        forecasts[role] = Forecast(*map(np.asarray, numbers))
         _check_rounding(role, layer_ids, forecasts[role])
-        layers = (_layer(layer, one) for layer, (one, _) in zip(layer_ids, found, strict=True))
+        layers = tuple(
+            LayerTransform(layer, forward, partner, eigenvalues=values)
+            for layer, ((forward, partner, values), _) in zip(layer_ids, found, strict=True)
+        )
         sides[role] = RotationSet(
-            3, f"wush_{role}", "kv_head", "wush", False, False, tuple(layers), role=role
+            3, f"wush_{role}", "kv_head", "wush", False, False, layers, role=role
         )
     return FittedPair(sides["k"], sides["v"], {"qq": qq, "kk": kk, "vv": vv, "wo": wo}, forecasts)
 
 
-def _fit_layer(gram: Tensor, hessian: Tensor, gamma: float) -> tuple[WushTransforms, Tensor]:
-    """Transforms of one layer and `[3, heads]`: headroom, condition, bfloat16 error."""
+def _fit_layer(gram: Tensor, hessian: Tensor, gamma: float) -> tuple[list[Stored], Tensor]:
+    """Transforms and eigenvalues of one layer in float32, and `[3, heads]`: headroom, condition,
+    bfloat16 error."""
     gram, hessian = _not_zero(gram), _not_zero(hessian)
-    one = transform(gram, hessian, gamma=gamma)
-    norms = [
-        torch.linalg.eigvalsh(matrix @ matrix.mT)[..., -1].sqrt()
-        for matrix in (one.forward, one.partner)
-    ]
+    forward, partner, values = transform(gram, hessian, gamma=gamma)
+    norms = [torch.linalg.eigvalsh(one @ one.mT)[..., -1].sqrt() for one in (forward, partner)]
     numbers = (
         headroom(gram, hessian),
         norms[0] * norms[1],
-        rounding_error(one.forward, one.partner, gram, hessian),
+        rounding_error(forward, partner, gram, hessian),
     )
-    return one, torch.stack(numbers)
-
-
-def _forecast(layers: Sequence[Tensor]) -> Forecast:
-    headrooms, conditions, errors = (
-        np.asarray(part) for part in torch.stack(list(layers), 1).numpy()
-    )
-    return Forecast(headrooms, conditions, errors)
+    stored = [
+        np.ascontiguousarray(tensor.numpy(), dtype=np.float32)
+        for tensor in (*as_stored(forward), values)
+    ]
+    return stored, torch.stack(numbers)
 
 
 def _check_rounding(role: Role, layer_ids: Sequence[int], forecast: Forecast) -> None:
-    layer, head = map(
-        int, np.unravel_index(forecast.bf16_error.argmax(), forecast.bf16_error.shape)
-    )
-    error, condition = forecast.bf16_error[layer, head], forecast.condition[layer, head]
+    worst = np.unravel_index(forecast.bf16_error.argmax(), forecast.bf16_error.shape)
+    error, condition = forecast.bf16_error[worst], forecast.condition[worst]
     if not error <= BF16_LIMIT:
         raise ComputeFailed(
-            f"wush: bfloat16 would change {role.upper()} of layer {layer_ids[layer]}, KV head"
-            f" {head} by {error:.1%} (condition {condition:.0f}); at most {BF16_LIMIT:.0%} is"
-            " served.",
+            f"wush: bfloat16 would change {role.upper()} of layer {layer_ids[int(worst[0])]}, KV"
+            f" head {worst[1]} by {error:.1%} (condition {condition:.0f}); at most {BF16_LIMIT:.0%}"
+            " is served.",
             hint="use another method, such as oscar-per-head",
         )
 
@@ -217,14 +202,6 @@ def _not_zero(matrices: Tensor) -> Tensor:
     return torch.where(zero, identity, matrices)
 
 
-def _layer(layer_id: int, one: WushTransforms) -> LayerTransform:
-    forward, partner, eigenvalues = (
-        np.ascontiguousarray(tensor.numpy(), dtype=np.float32)
-        for tensor in (*as_stored(one.forward), one.eigenvalues)
-    )
-    return LayerTransform(layer_id, forward, partner, eigenvalues=eigenvalues)
-
-
 METHOD = Method(
     name="wush",
     variant="wush",
@@ -237,4 +214,5 @@ METHOD = Method(
         id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"
     ),
     fit=fit,
+    requires=("per_head", "k_partner", "v_partner"),
 )

@@ -24,13 +24,12 @@ from oscar_zoo.compute.report.data import (
     Fact,
     Headroom,
     MethodErrors,
-    PerLayer,
     ReportData,
     Spectra,
     Spectrum,
 )
 from oscar_zoo.compute.report.page import write_report
-from oscar_zoo.compute.select.attention_errors import ClipCurve as Curve
+from oscar_zoo.compute.select.attention_errors import ClipCurve
 from oscar_zoo.compute.select.decision import Choice, ChoiceRow
 from oscar_zoo.errors import MissingDependency
 
@@ -63,13 +62,12 @@ def report_of(
         facts["perplexity of"] = f"{choice.measured_on}; other text gives other numbers"
     if fit.numerics is not None:
         engine, made = fit.numerics.engine, fit.numerics
-        where = f"{engine.name} {engine.version}, {made.forward_dtype}, {made.device}"
-        facts["engine"] = where
+        facts["engine"] = f"{engine.name} {engine.version}, {made.forward_dtype}, {made.device}"
     facts |= {f"{phase}, seconds": f"{took:.1f}" for phase, took in seconds.items()}
     return ReportData(
         title=manifest.id,
         layers=model.attention_layers,
-        facts=_as_facts(facts),
+        facts=_facts(facts),
         comparison=_comparison(choice) if choice else None,
         errors=_errors(choice) if choice else (),
         clip=_clips(choice) if choice else None,
@@ -80,12 +78,33 @@ def report_of(
     )
 
 
-def _as_facts(facts: Mapping[str, str | None]) -> tuple[Fact, ...]:
-    return tuple(Fact(label=label, value=value) for label, value in facts.items() if value)
+def report_of_moments(moments: Moments, info: MomentsInfo) -> ReportData:
+    """A report without methods, of the moments in one file."""
+    moments.check({"rows"})
+    model, made = info.model, info.numerics
+    widths = "/".join(dict.fromkeys((str(model.head_dim), str(model.v_head_dim))))
+    heads = f"{model.num_q_heads} query and {model.num_kv_heads} KV heads of {widths}"
+    engine = f"{made.engine.name} {made.engine.version or ''}".rstrip()
+    facts = {
+        "Model": f"{model.id}, {len(moments.layers)} layers, {heads}",
+        "Calibration": f"{moments.tokens:,} tokens in {len(info.sequences):,} sequences",
+        "Data": info.calibration.dataset if info.calibration else None,
+        "Engine": f"{engine}, {made.forward_dtype}",
+        "Device": made.device,
+    }
+    return ReportData(
+        title=f"{model.id}, moments",
+        layers=tuple(sorted(moments.layers)),
+        facts=_facts(facts),
+        spectra=spectra_of(moments),
+        headroom=headroom_of(moments),
+        notes=("These moments are a part of a capture.",) if info.partial else (),
+    )
 
 
 def save_report(target: Path, report: ReportData) -> tuple[Path | None, tuple[str, ...]]:
-    """Write `<target>.report.json`, and after a comparison also the page and the picture."""
+    """Write `<target>.report.json`, and after a comparison also the page and the picture; the page
+    and remarks."""
     base = target.with_name(target.name + SUFFIX)
     with durable.storage_errors(f"cannot write {base}"):
         durable.replace_file(base, report.to_bytes())
@@ -99,6 +118,10 @@ def save_report(target: Path, report: ReportData) -> tuple[Path | None, tuple[st
     return page, ()
 
 
+def _facts(facts: Mapping[str, str | None]) -> tuple[Fact, ...]:
+    return tuple(Fact(label=label, value=value) for label, value in facts.items() if value)
+
+
 def _comparison(choice: Choice) -> Comparison:
     same = ChoiceRow.__dataclass_fields__.keys() & Candidate.model_fields.keys()
     rows = tuple(
@@ -109,7 +132,7 @@ def _comparison(choice: Choice) -> Comparison:
         )
         for row in choice.rows
     )
-    own = choice.questions.own
+    own = choice.base.answers if choice.base else None
     return Comparison(
         candidates=rows,
         bf16_perplexity=choice.base.perplexity.value if choice.base else None,
@@ -121,42 +144,30 @@ def _comparison(choice: Choice) -> Comparison:
 def _errors(choice: Choice) -> tuple[MethodErrors, ...]:
     """Errors of every method with its best clip; the kept method has its served clip."""
     kept = choice.trials[choice.at]
-    shown = {name: found.found for name, found in choice.errors.items()} | {
-        kept.method: kept.errors
-    }
+    shown = {name: found.found for name, found in choice.errors.items()}
+    shown[kept.method] = kept.errors
     return tuple(MethodErrors(method=name, layers=errors.output) for name, errors in shown.items())
 
 
 def _clips(choice: Choice) -> ClipCurves | None:
-    """Clip curves of the kept method, or `None` when the user gave the clip."""
+    """Clip curves of the kept method; `None` when the user gave the clip."""
     found, clip = choice.errors[choice.chosen.method], choice.recipe.clip
     if len(found.k_curve.indices) < 2:
         return None
+
+    def chart(curve: ClipCurve, error: str, chosen: float) -> ClipChart:
+        return ClipChart(
+            error=error,
+            ratios=tuple(ratio or 1.0 for ratio in curve.ratios),  # both clip nothing
+            layers=curve.layers,
+            mean=curve.mean,
+            chosen=chosen or 1.0,
+        )
+
     return ClipCurves(
         method=choice.chosen.method,
-        k=_clip_curve(found.k_curve, "retrieval", clip.k),
-        v=_clip_curve(found.v_curve, "output", clip.v),
-    )
-
-
-def _clip_curve(curve: Curve, error: str, chosen: float) -> ClipChart:
-    """A ratio of 0 clips nothing, and so does 1, where it belongs on an axis."""
-    ratios = tuple(ratio or 1.0 for ratio in curve.ratios)
-    return ClipChart(
-        error=error, ratios=ratios, layers=curve.layers, mean=curve.mean, chosen=chosen or 1.0
-    )
-
-
-def report_of_moments(moments: Moments, info: MomentsInfo) -> ReportData:
-    """A report without methods, of the moments in one file."""
-    moments.check({"rows"})
-    return ReportData(
-        title=f"{info.model.id}, moments",
-        layers=tuple(sorted(moments.layers)),
-        facts=_facts(moments, info),
-        spectra=spectra_of(moments),
-        headroom=headroom_of(moments),
-        notes=("These moments are a part of a capture.",) if info.partial else (),
+        k=chart(found.k_curve, "retrieval", clip.k),
+        v=chart(found.v_curve, "output", clip.v),
     )
 
 
@@ -170,7 +181,11 @@ def spectra_of(moments: Moments) -> Spectra:
         value = "oo/1"
     else:
         value = "vv/1"
-    return Spectra(k=_spectrum(moments, "qqt/1"), v=_spectrum(moments, value))
+    k, v = (
+        Spectrum.of(name, np.linalg.eigvalsh(estimate(moments, name)).tolist())
+        for name in ("qqt/1", value)
+    )
+    return Spectra(k=k, v=v)
 
 
 def headroom_of(moments: Moments) -> Headroom | None:
@@ -178,37 +193,13 @@ def headroom_of(moments: Moments) -> Headroom | None:
     is singular."""
     if any(layer.wo is None for layer in moments.layers.values()):
         return None
+
+    def of(gram: str, hessian: str) -> tuple[float, ...]:
+        stacks = [torch.from_numpy(estimate(moments, one, "kv_head")) for one in (gram, hessian)]
+        pairs = list(zip(*stacks, strict=True))
+        return tuple(each_layer(lambda pair: float(headroom(*pair).mean()), pairs))
+
     try:
-        return Headroom(k=_headroom(moments, "kk/1", "qqt/1"), v=_headroom(moments, "vv/1", "wo/1"))
+        return Headroom(k=of("kk/1", "qqt/1"), v=of("vv/1", "wo/1"))
     except torch.linalg.LinAlgError:
         return None
-
-
-def _spectrum(moments: Moments, estimator: str) -> Spectrum:
-    return Spectrum.of(estimator, np.linalg.eigvalsh(estimate(moments, estimator)).tolist())
-
-
-def _headroom(moments: Moments, gram: str, hessian: str) -> PerLayer:
-    pairs = zip(
-        *(torch.from_numpy(estimate(moments, name, "kv_head")) for name in (gram, hessian)),
-        strict=True,
-    )
-    return tuple(each_layer(lambda pair: float(headroom(*pair).mean()), tuple(pairs)))
-
-
-def _facts(moments: Moments, info: MomentsInfo) -> tuple[Fact, ...]:
-    shape, engine = info.model, info.numerics.engine
-    widths = f"{shape.head_dim}"
-    if shape.head_dim != shape.v_head_dim:
-        widths += f"/{shape.v_head_dim}"
-    heads = f"{shape.num_q_heads} query and {shape.num_kv_heads} KV heads of {widths}"
-    named = f"{engine.name} {engine.version or ''}".rstrip()
-    return _as_facts(
-        {
-            "Model": f"{shape.id}, {len(moments.layers)} layers, {heads}",
-            "Calibration": f"{moments.tokens:,} tokens in {len(info.sequences):,} sequences",
-            "Data": info.calibration.dataset if info.calibration else None,
-            "Engine": f"{named}, {info.numerics.forward_dtype}",
-            "Device": info.numerics.device,
-        }
-    )

@@ -26,7 +26,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from oscar_zoo.artifact.width_selection import WidthSelection, WidthStep
+from oscar_zoo.artifact.width_selection import VerifiedWidths, WidthSelection
 from oscar_zoo.compute.report import page
 from oscar_zoo.compute.report.data import Candidate, ClipChart, ReportData, geometric_mean
 
@@ -76,20 +76,13 @@ class Chart:
     title: str
     caption: str
     height: float
-    draw: Callable[[FigureBase, ReportData], None]
+    draw: Callable[[Any, ReportData], None]
+    wanted: Callable[[ReportData], object]
 
 
-def charts_of(data: ReportData) -> tuple[Chart, ...]:
+def charts_of(data: ReportData) -> list[Chart]:
     """The charts that `data` has numbers for, in the order of reading."""
-    rows = data.comparison.candidates if data.comparison else ()
-    present = {
-        _PERPLEXITY: any(row.perplexity is not None for row in rows),
-        _WIDTHS: data.widths is not None,
-        _LAYERS: bool(data.errors or data.headroom),
-        _CLIP: data.clip is not None and bool(data.clip.k or data.clip.v),
-        _SPECTRA: data.spectra is not None,
-    }
-    return tuple(chart for chart, there in present.items() if there)
+    return [chart for chart in _CHARTS if chart.wanted(data)]
 
 
 def render_svg(chart: Chart, data: ReportData) -> bytes:
@@ -159,7 +152,7 @@ def _perplexity(figure: FigureBase, data: ReportData) -> None:
         _write_best(axes, y, tried, relative)
     axes.set_yticks(range(len(methods)), [page.plain(method) for method in methods])
     for label, method in zip(axes.get_yticklabels(), methods, strict=True):
-        label.set(color=styles[method][0], weight="bold" if method == _kept(data) else "normal")
+        label.set(color=styles[method][0], weight="bold" if method == data.kept else "normal")
     axes.set_ylim(len(methods) - 0.5, -0.9 if relative else -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{'rise of ' if relative else ''}perplexity, lower is better")
@@ -215,7 +208,7 @@ def _layers(figure: FigureBase, data: ReportData) -> None:
     styles = _styles(data.methods)
     for error in data.errors:
         colour, marker = styles[error.method]
-        width = 2.6 if error.method == _kept(data) else 1.4
+        width = 2.6 if error.method == data.kept else 1.4
         style: Any = {"color": colour, "marker": marker, "linewidth": width}
         panels[0].plot(
             data.layers, _positive(error.layers), label=page.plain(error.method), **style
@@ -259,7 +252,11 @@ def _clip(figure: FigureBase, data: ReportData) -> None:
 
 
 def _clip_panel(axes: Axes, curve: ClipChart, colour: str) -> None:
-    *layers, mean = _against_last([*curve.layers, curve.mean])
+    """Change in percent against the largest ratio, which clips nothing."""
+    *layers, mean = (
+        [100 * (value / line[-1] - 1) if line[-1] else 0.0 for value in line]
+        for line in (*curve.layers, curve.mean)
+    )
     for layer in layers:
         axes.plot(curve.ratios, layer, color=FAINT, linewidth=0.8, alpha=0.7)
     axes.axhline(0, color=MUTED, linewidth=0.8)
@@ -275,11 +272,6 @@ def _clip_panel(axes: Axes, curve: ClipChart, colour: str) -> None:
     axes.xaxis.set_major_locator(FixedLocator(list(curve.ratios)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: page.clip(min(ratio, 1))))
     axes.set_xlabel("clip ratio")
-
-
-def _against_last(lines: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Change in percent against the largest ratio, which clips nothing."""
-    return [[100 * (value / line[-1] - 1) if line[-1] else 0.0 for value in line] for line in lines]
 
 
 def _spectra(figure: FigureBase, data: ReportData) -> None:
@@ -309,7 +301,7 @@ def _spectra(figure: FigureBase, data: ReportData) -> None:
 
 
 def _positive(values: Sequence[float]) -> list[float]:
-    """`values` with gaps for zeros, which have no place on a log axis."""
+    """With gaps for zeros, which have no place on a log axis."""
     return [value if value > 0 else math.nan for value in values]
 
 
@@ -322,12 +314,7 @@ def _styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {method: (colours[method], markers[method]) for method in methods}
 
 
-def _kept(data: ReportData) -> str | None:
-    chosen = data.comparison.chosen if data.comparison else None
-    return chosen.method if chosen else None
-
-
-def draw_widths(figure: Any, data: ReportData) -> None:
+def _widths(figure: Any, data: ReportData) -> None:
     """The curve, and beside it the gains by layer where single raises were measured."""
     found = data.widths
     assert found is not None
@@ -336,7 +323,20 @@ def draw_widths(figure: Any, data: ReportData) -> None:
         return
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (3, 2)})
     _curve(left, found)
-    _map(figure, right, found)
+    rows = list(zip(found.gains_k, found.gains_v or (), strict=True))
+    shown = [[max(gain, 0.0) for gain in row] for row in rows]
+    image = right.imshow(shown, aspect="auto", cmap="Oranges", vmin=0)
+    for at, layer in enumerate(found.layers):
+        for column, side in enumerate("kv"):
+            if (layer, side) in found.raised:
+                right.plot(column, at, "o", color=V_SIDE if side == "v" else K_SIDE, markersize=6)
+    right.set_xticks([0, 1], ["keys", "values"])
+    stride = max(1, -(-len(found.layers) // 12))
+    right.set_yticks(range(0, len(rows), stride), [str(one) for one in found.layers[::stride]])
+    right.set_ylabel("layer")
+    right.grid(visible=False)
+    right.set_title("KL taken away by raising alone; dot: 4 bits")
+    figure.colorbar(image, ax=right, label="nats")
 
 
 def _curve(axes: Any, found: WidthSelection) -> None:
@@ -351,7 +351,8 @@ def _curve(axes: Any, found: WidthSelection) -> None:
         axes.fill_between(bits, low, high, color=FAINT, alpha=0.35, linewidth=0)
         axes.plot(bits, middle, color=MUTED, linewidth=1.6, label="predicted from single raises")
     for at, step in enumerate(found.steps):
-        _measured(axes, step, kept=at == found.chosen)
+        if step.verified is not None and step.verified.divergence is not None:
+            _measured(axes, step.bits, step.verified, kept=at == found.chosen)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
@@ -361,72 +362,62 @@ def _curve(axes: Any, found: WidthSelection) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def _measured(axes: Any, step: WidthStep, *, kept: bool) -> None:
-    found = step.verified
-    if found is None or found.divergence is None:
-        return
-    value, error = max(found.divergence, _LEAST), found.divergence_error or 0.0
+def _measured(axes: Any, bits: float, found: VerifiedWidths, *, kept: bool) -> None:
+    value, error = max(found.divergence or 0.0, _LEAST), found.divergence_error or 0.0
     down = min(error, 0.75 * value)
     axes.errorbar(
-        step.bits, value, yerr=[[down], [error]], fmt="o", color=K_SIDE if kept else INK,
+        bits, value, yerr=[[down], [error]], fmt="o", color=K_SIDE if kept else INK,
         markersize=8 if kept else 5, label="measured, kept" if kept else None,
     )  # fmt: skip
     words = [f"{value:.2g}"]
     words += [] if found.change_percent is None else [page.change(found.change_percent)]
-    words += [] if found.recall is None else [f"recall {page.recall(found.recall)}"]
+    words += [] if found.recall is None else [f"recall {100 * found.recall:.1f} %"]
     axes.annotate(
-        "\n".join(words), (step.bits, value), (8, 4), textcoords="offset points", fontsize=8,
+        "\n".join(words), (bits, value), (8, 4), textcoords="offset points", fontsize=8,
         weight="bold" if kept else "normal", color=INK,
     )  # fmt: skip
 
 
-def _map(figure: Any, axes: Any, found: WidthSelection) -> None:
-    """Layers downwards, keys and values beside each other; a dot marks codes of 4 bits."""
-    rows = list(zip(found.gains_k or (), found.gains_v or (), strict=True))
-    shown = [[max(gain, 0.0) for gain in row] for row in rows]
-    image = axes.imshow(shown, aspect="auto", cmap="Oranges", vmin=0)
-    for at, layer in enumerate(found.layers):
-        for column, side in enumerate("kv"):
-            if (layer, side) in found.raised:
-                axes.plot(column, at, "o", color=V_SIDE if side == "v" else K_SIDE, markersize=6)
-    axes.set_xticks([0, 1], ["keys", "values"])
-    stride = max(1, -(-len(found.layers) // 12))
-    axes.set_yticks(range(0, len(rows), stride), [str(one) for one in found.layers[::stride]])
-    axes.set_ylabel("layer")
-    axes.grid(visible=False)
-    axes.set_title("KL taken away by raising alone; dot: 4 bits")
-    figure.colorbar(image, ax=axes, label="nats")
-
-
-_PERPLEXITY = Chart(
-    "Perplexity against BF16",
-    "Closer to the BF16 line is better. Bars are one standard error; hollow is without clipping.",
-    2.9,
-    _perplexity,
-)
-_WIDTHS = Chart(
-    "Bits and what they buy",
-    "How far the cache moves what the model says next, with keys or values of more and more layers"
-    " at 4 bits. Few of them carry most of it.",
-    3.4,
-    draw_widths,
-)
-_LAYERS = Chart(
-    "Output error and headroom by layer",
-    "Lower errors are better; one bad layer decides more than the mean. Headroom says how many"
-    " times less error the best transform could have than any rotation.",
-    3.3,
-    _layers,
-)
-_CLIP = Chart(
-    "Clip curves",
-    "The thick line is the mean of the thin ones, the layers. Below zero clipping helps.",
-    3.1,
-    _clip,
-)
-_SPECTRA = Chart(
-    "Eigenvalue spectra of the fit's targets",
-    "The steeper a line crosses the flat one, the more a rotation helps.",
-    3.4,
-    _spectra,
+_CHARTS = (
+    Chart(
+        "Perplexity against BF16",
+        "Closer to the BF16 line is better. Bars are one standard error; hollow is without"
+        " clipping.",
+        2.9,
+        _perplexity,
+        lambda data: (
+            data.comparison
+            and any(row.perplexity is not None for row in data.comparison.candidates)
+        ),
+    ),
+    Chart(
+        "Bits and what they buy",
+        "How far the cache moves what the model says next, with keys or values of more and more"
+        " layers at 4 bits. Few of them carry most of it.",
+        3.4,
+        _widths,
+        lambda data: data.widths,
+    ),
+    Chart(
+        "Output error and headroom by layer",
+        "Lower errors are better; one bad layer decides more than the mean. Headroom says how many"
+        " times less error the best transform could have than any rotation.",
+        3.3,
+        _layers,
+        lambda data: data.errors or data.headroom,
+    ),
+    Chart(
+        "Clip curves",
+        "The thick line is the mean of the thin ones, the layers. Below zero clipping helps.",
+        3.1,
+        _clip,
+        lambda data: data.clip and (data.clip.k or data.clip.v),
+    ),
+    Chart(
+        "Eigenvalue spectra of the fit's targets",
+        "The steeper a line crosses the flat one, the more a rotation helps.",
+        3.4,
+        _spectra,
+        lambda data: data.spectra,
+    ),
 )

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.files import mistaken_content
+from oscar_zoo.artifact.files import refuse_mistaken
 from oscar_zoo.artifact.specs import Count, Spec, Text, validated
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.errors import MalformedFile, malformed_hint
@@ -97,7 +97,7 @@ class Comparison(Spec):
 
     @property
     def chosen(self) -> Candidate | None:
-        """The candidate that was kept, or `None`."""
+        """The candidate that was kept."""
         return next((candidate for candidate in self.candidates if candidate.chosen), None)
 
 
@@ -106,16 +106,6 @@ class MethodErrors(Spec):
 
     method: Label
     layers: PerLayer
-
-    @property
-    def geometric_mean(self) -> float:
-        """Over layers; 0 when a layer has no error."""
-        return geometric_mean(self.layers)
-
-    @property
-    def worst(self) -> float:
-        """Error of the layer with the largest error."""
-        return max(self.layers)
 
 
 class Spectrum(Spec):
@@ -141,13 +131,16 @@ class Spectrum(Spec):
         """Shares from all eigenvalues of every layer, in any order. An eigenvalue that rounding
         made negative counts as 0."""
         dim = len(eigenvalues[0])
-        ranks = kept_ranks(dim)
+        ranks: Sequence[int] = range(1, dim + 1)
+        if dim > MAX_POINTS:  # evenly spaced on a log axis
+            steps = (round(dim ** (step / (MAX_POINTS - 1))) for step in range(MAX_POINTS))
+            ranks = sorted(set(steps))
         layers = []
         for layer in eigenvalues:
             values = sorted((max(float(value), 0.0) for value in layer), reverse=True)
             total = math.fsum(values) or 1.0
             layers.append(tuple(values[rank - 1] / total for rank in ranks))
-        return cls(target=target, dim=dim, ranks=ranks, layers=tuple(layers))
+        return cls(target=target, dim=dim, ranks=tuple(ranks), layers=tuple(layers))
 
 
 class Spectra(Spec):
@@ -227,6 +220,12 @@ class ReportData(Spec):
         return self
 
     @property
+    def kept(self) -> str | None:
+        """The method that was kept."""
+        chosen = self.comparison.chosen if self.comparison else None
+        return chosen.method if chosen else None
+
+    @property
     def methods(self) -> tuple[str, ...]:
         """Every method named anywhere, each once, in the order of the comparison."""
         candidates = self.comparison.candidates if self.comparison else ()
@@ -243,8 +242,11 @@ class ReportData(Spec):
         return strict_json.canonical_bytes(self.to_json()) + b"\n"
 
     @classmethod
-    def from_json(cls, value: strict_json.Json, *, what: str = "the report") -> Self:
-        """Take untrusted JSON values."""
+    @malformed_hint("`oscar-zoo compute` writes it again, or copy it again from where it came from")
+    def from_bytes(cls, data: bytes, *, what: str = "the report") -> Self:
+        """Parse an untrusted file."""
+        refuse_mistaken(data, what=what)
+        value = strict_json.loads(data, what=what, max_bytes=MAX_BYTES)
         if type(value) is not dict or value.get("schema") != SCHEMA:
             found = value.get("schema") if type(value) is dict else None
             raise MalformedFile(
@@ -254,28 +256,9 @@ class ReportData(Spec):
             )
         return validated(cls, value, code="report.schema", what=what)
 
-    @classmethod
-    @malformed_hint("`oscar-zoo compute` writes it again, or copy it again from where it came from")
-    def from_bytes(cls, data: bytes, *, what: str = "the report") -> Self:
-        """Parse an untrusted file."""
-        if mistake := mistaken_content(data):
-            raise MalformedFile(
-                mistake[0], f"{what} is {mistake[1]}, not a report.", hint=mistake[2]
-            )
-        return cls.from_json(strict_json.loads(data, what=what, max_bytes=MAX_BYTES), what=what)
-
 
 def geometric_mean(values: Sequence[float]) -> float:
     """Geometric mean of values that are not negative; 0 when one of them is 0."""
     if min(values) <= 0:
         return 0.0
     return math.exp(math.fsum(math.log(value) for value in values) / len(values))
-
-
-def kept_ranks(dim: int) -> tuple[int, ...]:
-    """At most `MAX_POINTS` of the ranks 1 to `dim`, evenly spaced on a log axis. The first and the
-    last rank are always kept."""
-    if dim <= MAX_POINTS:
-        return tuple(range(1, dim + 1))
-    wanted = (round(dim ** (step / (MAX_POINTS - 1))) for step in range(MAX_POINTS))
-    return tuple(sorted(set(wanted)))

@@ -3,7 +3,7 @@
 Numbers go in and verdicts come out; nothing runs here.
 
 Rule `auto/4`. A candidate is a fit with one clip, measured against BF16 on the same held-out text.
-Candidates that cannot win have left before (`Race`); the rule sees those that were measured on all
+Candidates that cannot win have left before (`race`); the rule sees those that were measured on all
 of it. Two perplexities count as equal when they differ by at most 0.1 %, or by at most one paired
 standard error and 0.25 %.
 
@@ -55,6 +55,8 @@ EQUAL_PERCENT, NOISE_PERCENT, EQUAL_ERROR = 0.1, 0.25, 1.05
 EQUAL_RECALL, NEAR = 0.005, 1.1
 FINALISTS = 3
 """Candidates whose recall is measured together; more where so many methods are equal."""
+LOST = 0.001
+"""Share of digits that `auto` may lose."""
 LARGEST = 1e9
 """Stands for infinity in JSON."""
 
@@ -77,22 +79,31 @@ class Gate:
 
 @dataclass(frozen=True)
 class Base:
-    """The model as it is; `recall` is `None` when it is not to be judged."""
+    """The model with a BF16 cache: perplexity, its answers where recall was measured, the questions
+    behind them, and why recall takes no part in the choice, where it does not."""
 
     perplexity: Measurement
-    recall: Measurement | None = None
+    answers: Measurement | None = None
+    questions: Recall | None = None
+    remark: str | None = None
+
+    @property
+    def recall(self) -> Measurement | None:
+        """`None` when it is not to be judged."""
+        return None if self.remark else self.answers
+
+    def recall_block(self, found: float | None) -> dict[str, Any]:
+        """Of the `quality` in a manifest, where an INT2 cache has `found`."""
+        facts = {} if self.questions is None else dict(self.questions.describe())
+        own = self.answers.value if self.answers else None
+        return {**facts, "bf16": own, "remark": self.remark, "int2": found}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What was measured with a cache; `None` for what was not.
-
-    Attributes:
-        perplexity: on held-out text, positions beyond both windows; of a trial that left early, on
-            the first sequences only.
-        recall: of facts beyond both windows.
-        divergence: from the exact cache, on some of the first sequences, in nats per position.
-    """
+    """What was measured with a cache: perplexity of held-out text and recall of facts, both beyond
+    the windows, and the divergence from the exact cache on some of the first sequences, in nats per
+    position. Of a trial that left early, all are of the first sequences only."""
 
     perplexity: Measurement | None = None
     recall: Measurement | None = None
@@ -165,9 +176,8 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
     least = _lowest(trials, left)
     left = [at for at in left if _equal(trials[at], trials[least])]
     left = [at for at in left if not any(_forgets(trials[at], trials[other]) for other in left)]
-    alike = [
-        at for at in left if main_method(trials[at].method) == main_method(trials[left[0]].method)
-    ]
+    main = main_method(trials[left[0]].method)
+    alike = [at for at in left if main_method(trials[at].method) == main]
     same = [at for at in left if trials[at].method == trials[_lowest(trials, alike)].method]
     least_error = min(trials[at].errors.retrieval for at in same)
     near = [at for at in same if trials[at].errors.retrieval <= NEAR * least_error]
@@ -176,18 +186,11 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
     if kept == lowest:
         return kept, "the lowest perplexity on held-out text"
     if kept == rival:
-        return (
-            kept,
-            (
-                f"{_named(trials[lowest])} has the lowest perplexity on held-out text, but recalls"
-                " too little"
-            ),
-        )
-    more = (
-        "its attention to distant tokens is more accurate"
-        if trials[kept].method == trials[rival].method
-        else "it asks less of a server"
-    )
+        lost = "has the lowest perplexity on held-out text, but recalls too little"
+        return kept, f"{_named(trials[lowest])} {lost}"
+    more = "it asks less of a server"
+    if trials[kept].method == trials[rival].method:
+        more = "its attention to distant tokens is more accurate"
     return kept, f"as good as {_named(trials[rival])} on held-out text, and {more}"
 
 
@@ -198,10 +201,8 @@ def best_by_error(trials: Sequence[Trial]) -> tuple[int, str]:
     lowest = errors.index(min(errors))
     if kept == lowest:
         return kept, "the lowest output error on held-out text"
-    return (
-        kept,
-        f"as good as {trials[lowest].method} on held-out text, and it asks less of a server",
-    )
+    good = f"as good as {trials[lowest].method} on held-out text"
+    return kept, f"{good}, and it asks less of a server"
 
 
 def worst(gates: Sequence[Gate]) -> Verdict:
@@ -236,9 +237,8 @@ def change_percent(found: Measurement, base: Measurement) -> tuple[float, float]
     mean, error = paired(found, base)
     if not math.isfinite(mean):
         return LARGEST, LARGEST
-    return min(100 * math.expm1(min(mean, 500.0)), LARGEST), min(
-        100 * math.exp(min(mean, 20.0)) * error, LARGEST
-    )
+    change, error = 100 * math.expm1(min(mean, 500.0)), 100 * math.exp(min(mean, 20.0)) * error
+    return min(change, LARGEST), min(error, LARGEST)
 
 
 def perplexity_gate(found: Measurement, base: Measurement) -> Gate:
@@ -251,29 +251,29 @@ def perplexity_gate(found: Measurement, base: Measurement) -> Gate:
 def recall_gate(found: Measurement, base: Measurement) -> Gate:
     """How much recall may be lost against BF16, in points; chance is on the fit's side."""
     loss, error = (100 * x for x in paired(base, found))
-    return Gate(
-        "recall_loss_points",
-        loss,
-        RECALL_PASS,
-        _verdict(loss - error, RECALL_PASS, RECALL_FAIL),
-        error,
-    )
+    result = _verdict(loss - error, RECALL_PASS, RECALL_FAIL)
+    return Gate("recall_loss_points", loss, RECALL_PASS, result, error)
 
 
 def output_gates(errors: ClipErrors, hadamard: ClipErrors) -> tuple[Gate, ...]:
     """The attention output against that under the data-free baseline; only ever a remark."""
-    overall = errors.output_geo / max(hadamard.output_geo, 1 / LARGEST)
     layers = zip(errors.output, hadamard.output, strict=True)
-    largest = max(mine / max(theirs, 1 / LARGEST) for mine, theirs in layers)
-    return (
-        Gate("output_error_over_hadamard", overall, 1.0, _verdict(overall, 1.0, math.inf)),
-        Gate(
-            "worst_layer_over_hadamard",
-            largest,
-            WORST_LAYER,
-            _verdict(largest, WORST_LAYER, math.inf),
-        ),
+    worst = max(mine / max(theirs, 1 / LARGEST) for mine, theirs in layers)
+    overall = errors.output_geo / max(hadamard.output_geo, 1 / LARGEST)
+    found = (
+        ("output_error_over_hadamard", overall, 1.0),
+        ("worst_layer_over_hadamard", worst, WORST_LAYER),
     )
+    return tuple(
+        Gate(name, value, limit, _verdict(value, limit, math.inf)) for name, value, limit in found
+    )
+
+
+def recalls_as_much(recall: Measurement, own: Measurement) -> bool:
+    """Whether at most `LOST` of the digits that the model itself recalls are lost, or a single one,
+    which is what chance takes in so few questions."""
+    right, found = (math.fsum(one for one, _ in some.parts) for some in (own, recall))
+    return right - found <= max(1.0, LOST * sum(count for _, count in own.parts))
 
 
 def _perplexity(trial: Trial) -> Measurement:
@@ -327,21 +327,6 @@ def _verdict(value: float, passes: float, fails: float) -> Verdict:
     return "pass" if value <= passes else "warn" if value <= fails else "fail"
 
 
-@dataclass(frozen=True)
-class Questions:
-    """How recall was measured, if it was: the questions, the answers of the model with a BF16
-    cache, and why recall takes no part in the choice, if it was measured and does not."""
-
-    task: Recall | None = None
-    own: Measurement | None = None
-    remark: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        facts = {} if self.task is None else dict(self.task.describe())
-        return {**facts, "bf16": self.own.value if self.own else None, "remark": self.remark}
-
-
 FACTOR, APART = 2.0, 0.005
 """A method leaves whose score is above `FACTOR` times the least, and by more than `APART` nats: a
 quarter of the text shows such differences, and the rule calls none of them equal."""
@@ -351,13 +336,15 @@ SECOND, LAST, OTHERS = 5, 3, 2
 """Candidates on half of the text and on all of it, and how many of them, at least, are further
 clips of methods that are there already."""
 
-Measure = Callable[[Trial, int], Trial]
-"""A trial, measured on so many of the first sequences."""
 
-
-@dataclass(frozen=True)
-class Race:
-    """Candidates leave early: successive halving over the held-out text.
+def race(
+    base: Measurement,
+    measure: Callable[[Trial, int], Trial],
+    finer: Callable[[Sequence[str]], Sequence[Trial]],
+    offered: Mapping[str, Sequence[Trial]],
+) -> list[Trial]:
+    """Candidates leave early: successive halving over the held-out text. All that was measured,
+    methods in their order.
 
     Every method is measured on a quarter of the sequences first, with the clip that was found for
     it. Methods that cannot win leave. What stays is measured with more clips on the same quarter;
@@ -365,68 +352,54 @@ class Race:
     measured twice: the sequences of a round are the first ones of the next. Candidates are ranked
     by the divergence of the next token's distribution from that with the exact cache.
 
-    Attributes:
+    Args:
         base: perplexity with a BF16 cache, on all sequences.
-        measure: measures a trial on the sequences that it lacks.
-        finer: more clips for a method, with their errors.
+        measure: measures a trial on so many of the first sequences, where it lacks them.
+        finer: more clips for some methods, with their errors.
+        offered: the trials of each method, the clip that was found first.
     """
+    number = len(base.parts)
+    quarter, half = min(number, max(2, number // 4)), max(1, math.ceil(number / 2))
+    first = [measure(trials[0], quarter) for trials in offered.values()]
+    names = _staying(first)
+    more = [trial for name in names for trial in offered[name][1:]]
+    main = main_method(min((one for one in first if one.method in names), key=_score).method)
+    more += finer([name for name in names if main_method(name) == main])
+    found = [*first, *(measure(trial, quarter) for trial in more)]
+    for sequences, most in ((half, SECOND), (number, LAST)):
+        chosen = {id(one) for one in _best_few(found, names, most)}
+        found = [measure(one, sequences) if id(one) in chosen else one for one in found]
+        last = _staying([one for one in found if len(_parts(one)) == sequences])
+        names = [name for name in names if name in last]
+    order = list(offered)
+    return sorted(found, key=lambda one: order.index(one.method))
 
-    base: Measurement
-    measure: Measure
-    finer: Callable[[Sequence[str]], Sequence[Trial]]
 
-    @property
-    def rounds(self) -> tuple[int, int, int]:
-        """Sequences of each round."""
-        number = len(self.base.parts)
-        return min(number, max(2, number // 4)), max(1, math.ceil(number / 2)), number
+def _staying(trials: Iterable[Trial]) -> list[str]:
+    """Methods that may be kept and may still win."""
+    may = [one for one in trials if TABLE[one.method].publishable]
+    least = min(map(_score, may))
+    limit = max(FACTOR * least, least + APART)
+    return list(dict.fromkeys(one.method for one in may if _score(one) <= limit))
 
-    def run(self, offered: Mapping[str, Sequence[Trial]]) -> list[Trial]:
-        """All that was measured, methods in their order."""
-        quarter, half, whole = self.rounds
-        first = [self.measure(trials[0], quarter) for trials in offered.values()]
-        names = [trial.method for trial in self._staying(first)]
-        more = [trial for name in names for trial in offered[name][1:]]
-        best = min((one for one in first if one.method in names), key=_score).method
-        alike = [name for name in names if main_method(name) == main_method(best)]
-        more += self.finer(alike)
-        found = [*first, *(self.measure(trial, quarter) for trial in more)]
-        for sequences, number in ((half, SECOND), (whole, LAST)):
-            chosen = {id(one) for one in self._best(found, names, number)}
-            found = [self.measure(one, sequences) if id(one) in chosen else one for one in found]
-            last = [one for one in found if len(_parts(one)) == sequences]
-            names = [name for name in names if name in {t.method for t in self._staying(last)}]
-        order = list(offered)
-        return sorted(found, key=lambda one: order.index(one.method))
 
-    def _staying(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Those that may be kept and may still win."""
-        may = [one for one in trials if TABLE[one.method].publishable]
-        least = min(map(_score, may))
-        return [one for one in may if stays(_score(one), least)]
-
-    def _best(self, trials: Sequence[Trial], names: Sequence[str], number: int) -> list[Trial]:
-        """The best clip of each method, then others, the lowest scores first."""
-        longest = max(len(_parts(one)) for one in trials if one.method in names)
-        left = [one for one in trials if one.method in names and len(_parts(one)) == longest]
-        order = sorted(left, key=_score)
-        first = []
-        for name in names:
-            mine = [one for one in order if one.method == name]
-            near = [one for one in mine if _score(one) <= NEAR_CLIPS * _score(mine[0])]
-            first += [min(near or mine[:1], key=lambda one: one.errors.retrieval)] if mine else []
-        others = [one for one in order if not any(one is chosen for chosen in first)]
-        return [*first, *others[: max(OTHERS, number - len(first))]]
+def _best_few(trials: Sequence[Trial], names: Sequence[str], number: int) -> list[Trial]:
+    """The best clip of each method, then others, the lowest scores first."""
+    racing = [one for one in trials if one.method in names]
+    longest = max(len(_parts(one)) for one in racing)
+    order = sorted((one for one in racing if len(_parts(one)) == longest), key=_score)
+    first = []
+    for name in names:
+        mine = [one for one in order if one.method == name]
+        near = [one for one in mine if _score(one) <= NEAR_CLIPS * _score(mine[0])]
+        first += [min(near or mine[:1], key=lambda one: one.errors.retrieval)] if mine else []
+    others = [one for one in order if not any(one is chosen for chosen in first)]
+    return [*first, *others[: max(OTHERS, number - len(first))]]
 
 
 def _score(trial: Trial) -> float:
     assert trial.divergence is not None
     return trial.divergence.value
-
-
-def stays(score: float, least: float) -> bool:
-    """Whether a method with this score may still win against one with the `least`."""
-    return score <= max(FACTOR * least, least + APART)
 
 
 def whole(trial: Trial, base: Measurement) -> bool:

@@ -31,6 +31,17 @@ logger = logging.getLogger(__name__)
 _Stock: Any = geometry.attention_backend_class()
 
 
+def _require(*hooks: str) -> None:
+    """Refuse to go on where one of these hooks did not run."""
+    missing = sorted({*hooks} - worker.FIRED)
+    if missing:
+        raise ServerFailed(
+            f"the INT2 KV cache is not in place, hooks did not run: {', '.join(missing)}.",
+            hint="is another plugin replacing the same functions? SGLANG_PLUGINS=oscar loads ours"
+            " alone",
+        )
+
+
 class OscarAttentionBackend(_Stock):  # type: ignore[misc]
     """Attention over an `Int2TokenPool`, for the full-attention layers of a model. SGLang wraps it
     in a backend of its own when the model has other layers too."""
@@ -38,16 +49,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
     def __init__(self, runner: Any) -> None:
         super().__init__()
         pool, rows = geometry.full_pool(runner.token_to_kv_pool), runner.req_to_token_pool
-        missing = sorted(worker.BEFORE_BACKEND - worker.FIRED)
-        if missing or not isinstance(pool, Int2TokenPool):
-            raise ServerFailed(
-                f"the INT2 KV cache is not in place: pool {type(pool).__name__}, hooks that did not"
-                f" run: {missing}.",
-                hint=(
-                    "is another plugin replacing the same functions? SGLANG_PLUGINS=oscar loads"
-                    " ours alone"
-                ),
-            )
+        _require(*worker.BEFORE_BACKEND)
+        if not isinstance(pool, Int2TokenPool):
+            raise ServerFailed(f"SGLang built a {type(pool).__name__} for an INT2 KV cache.")
         refusals.check_server(
             server_arguments.resolved(runner.server_args),
             os.environ,
@@ -74,7 +78,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         # Models and SGLang's forward context read these two names from any backend.
         self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, rows
         self.max_context_len = geometry.context_length(runner)  # SGLang sizes masks of drafts by it
-        self.window_on_hit = chosen.window_on_hit.value
         self.chains_only = geometry.other_layers(runner.model_config) is not None
         self.cache = worker.make_cache(config, pool.slots, pool.windows, table, rows.req_to_token)
         self.transform_bytes = table.nbytes
@@ -95,7 +98,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Reset rows with a new owner, and build what the layers of this pass read."""
         self.cache.begin(self._step(forward_batch))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -153,7 +155,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
     forward_extend = forward_decode
 
     def report(self) -> dict[str, Any]:
-        """What was allocated, for tests."""
         return {
             "slot_store": self.pool.slots.nbytes,
             "window_store": self.windows.nbytes,
@@ -170,53 +171,38 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
     def _step(self, forward_batch: Any) -> StepInput:
         """The step that SGLang asks for, once it is known that its rows can be trusted."""
         step = step_input(forward_batch)
-        if "alloc" not in worker.FIRED:
-            if not bool(step.rows.any()):
-                return step  # a warm-up of SGLang before any request; row 0 is nobody's
-            raise ServerFailed(
-                "the hook that watches request rows did not run; request rows cannot be trusted."
-            )
+        if "alloc" not in worker.FIRED and not bool(step.rows.any()):
+            return step  # a warm-up of SGLang before any request; row 0 is nobody's
+        _require("alloc")
         fresh = [row for row in step.request_rows if row in self.windows.fresh]
         if fresh and step.kind != "extend":
             raise ServerFailed(f"request rows {fresh} reached {step.kind} without a prefill.")
-        if fresh and "admit" not in worker.FIRED:
-            raise ServerFailed(
-                "the hook that tells the tokens of new requests did not run; sinks would be lost."
-            )
+        if fresh:
+            _require("admit")  # or sinks would be lost
         branching = step.drafts is not None and step.drafts.mask is not None
-        if branching and self.chains_only and "chains" not in worker.FIRED:
-            raise ServerFailed("the hook that makes chains of the drafts of n-grams did not run.")
+        if branching and self.chains_only:
+            _require("chains")
         found = dict(zip(step.request_rows, step.prefix_lens, strict=False))
-        if self.window_on_hit == "recompute" and any(found[row] for row in fresh):
-            missing = sorted({"tail", "match"} - worker.FIRED)
-            if missing:
-                raise ServerFailed(
-                    f"a prefix-cache hit without the hooks that limit it ({', '.join(missing)})."
-                )
+        if any(found[row] for row in fresh) and worker.kept_by_hits():
+            _require("tail", "match")
         return step
 
     def _log_memory(self, runner: Any) -> None:
         slots, windows = self.pool.slots.shape, self.windows.shape
         scratch = worker.scratch_bytes(runner, str(self.pool.device), slots, windows)
         plan = memory_plan.plan(slots, windows, self.transform_bytes, scratch=scratch)
-        logger.info(
-            "INT2 KV cache: %s",
-            memory_plan.describe(plan, slots, windows, tokens=self.pool.size),
-        )
-        if worker.FACTS.get("draft_bytes"):
-            each = worker.FACTS["draft_bytes"]
-            logger.info(
-                "INT2 KV cache: the draft model has a cache of its own, %d bytes per token slot ="
-                " %.1f MB",
-                each,
-                each * self.pool.size / memory_plan.MB,
+        told = [memory_plan.describe(plan, slots, windows, tokens=self.pool.size)]
+        if each := worker.FACTS.get("draft_bytes"):
+            told.append(
+                f"the draft model has a cache of its own, {each} bytes per token slot ="
+                f" {each * self.pool.size / memory_plan.MB:.1f} MB"
             )
         if "states" in worker.FACTS:
-            states = memory_plan.States(**worker.FACTS["states"])
-            logger.info("INT2 KV cache: %s", states.describe())
+            told.append(memory_plan.describe_states(**worker.FACTS["states"]))
         if "sliding" in worker.FACTS:
-            sliding = memory_plan.Sliding(**worker.FACTS["sliding"])
-            logger.info("INT2 KV cache: %s", sliding.describe())
+            told.append(memory_plan.describe_sliding(**worker.FACTS["sliding"]))
+        for line in told:
+            logger.info("INT2 KV cache: %s", line)
         warning = memory_plan.too_short(self.pool.size, geometry.context_length(runner))
         if warning is not None:
             logger.warning("INT2 KV cache: %s", warning)
@@ -227,7 +213,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
 
 
 def _of_both(name: str) -> Callable[..., None]:
-    """A method that both parts of a `WindowedBackend` run."""
 
     def method(self: WindowedBackend, *given: Any, **named: Any) -> None:
         for part in self.attn_backend_list:
@@ -237,7 +222,6 @@ def _of_both(name: str) -> Callable[..., None]:
 
 
 def _of_one(name: str) -> Callable[..., Tensor]:
-    """A method of attention in one layer, which the part of the layer runs."""
 
     def method(
         self: WindowedBackend, q: Any, k: Any, v: Any, layer: Any, *given: Any, **named: Any
@@ -249,16 +233,12 @@ def _of_one(name: str) -> Callable[..., Tensor]:
 
 
 class WindowedBackend(_Stock):  # type: ignore[misc]
-    """Two backends in one."""
-
     def __init__(self, full: OscarAttentionBackend, sliding: Any) -> None:
         super().__init__()
         # SGLang's own pairs of backends have these names, and it reads them.
         self.full_attn_backend, self.attn_backend_list = full, [full, sliding]
-        self.token_to_kv_pool, self.req_to_token_pool = (
-            full.token_to_kv_pool,
-            full.req_to_token_pool,
-        )
+        self.token_to_kv_pool = full.token_to_kv_pool
+        self.req_to_token_pool = full.req_to_token_pool
         self.sliding = sliding
         self.kv_index_translator = getattr(sliding, "kv_index_translator", None)
         self.needs_cpu_seq_lens = full.needs_cpu_seq_lens or sliding.needs_cpu_seq_lens
@@ -295,7 +275,6 @@ class WindowedBackend(_Stock):  # type: ignore[misc]
     forward_decode = _of_one("forward_decode")
 
     def part_of(self, layer: Any) -> Any:
-        """The backend that a layer goes to."""
         return self.full_attn_backend if layer.layer_id in self._full_layers else self.sliding
 
 
@@ -304,10 +283,8 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
-        self.token_to_kv_pool, self.req_to_token_pool = (
-            runner.token_to_kv_pool,
-            runner.req_to_token_pool,
-        )
+        self.token_to_kv_pool = runner.token_to_kv_pool
+        self.req_to_token_pool = runner.req_to_token_pool
         self._step: StepInput | None = None
         self._lengths: list[int] = []
         self._new: list[int] = []
@@ -317,7 +294,6 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
         return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Note the requests of a forward pass."""
         self._step = step = step_input(forward_batch)
         drafts = 0 if step.drafts is None else step.drafts.count
         if step.drafts is not None and step.drafts.mask is not None:

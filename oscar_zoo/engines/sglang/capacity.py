@@ -30,8 +30,6 @@ GPU. They decide how many sliding slots there are at least."""
 
 @dataclass(frozen=True)
 class Cache:
-    """What one kind of KV cache takes on one GPU."""
-
     kind: str  # `BF16`, `FP8` or `INT2`
     token: int  # bytes of one token in the layers with full attention
     window_token: int = 0  # bytes of one token in the layers with a sliding window
@@ -50,11 +48,9 @@ class Cache:
         return self.token * context + self.window_token * sliding + self.request
 
     def requests(self, left: int, context: int) -> int:
-        """How many requests of `context` tokens fit at a time into `left` bytes."""
         return max(0, left // self.request_bytes(context))
 
     def context(self, left: int, requests: int) -> int:
-        """The longest context with which `requests` requests fit at a time into `left` bytes."""
         each = left // requests - self.request
         short = each // (self.token + self.window_token)
         if short < self.window:
@@ -62,7 +58,6 @@ class Cache:
         return max(self.window, (each - self.window_token * self.window) // self.token)
 
     def tokens(self, left: int, requests: int) -> int:
-        """Tokens that fit in all, with `requests` requests that run at a time."""
         return self.context(left, requests) * requests
 
 
@@ -72,19 +67,16 @@ def room(memory: int, weights: int, layout: Layout) -> int:
 
 
 def reserved(memory: int) -> int:
-    """Bytes of a GPU of `memory` bytes that neither weights nor a cache take."""
     return memory - int(USABLE * memory)
 
 
 def weights_share(weights: int, layout: Layout) -> int:
-    """Bytes of each GPU for `weights` bytes of a whole model."""
     return weights // (layout.tp * layout.pp)
 
 
 def caches(
     geometry: Geometry, serving: ServingRecipe, layout: Layout, other: OtherLayers | None = None
 ) -> tuple[Cache, ...]:
-    """The three kinds of cache of a model, on each GPU of `layout`."""
     other = other or OtherLayers()
     dims = geometry.head_dims
     layers, heads = len(geometry.attention_layers), geometry.num_kv_heads
@@ -125,9 +117,7 @@ def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
     return sum(
         row_bytes(
             QuantSpec(
-                dim,
-                group_channels(dim, serving.group_size),
-                bits=serving.code_bits(role, index),
+                dim, group_channels(dim, serving.group_size), bits=serving.code_bits(role, index)
             )
         )
         for index in range(len(geometry.attention_layers))
@@ -137,8 +127,6 @@ def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
 
 @dataclass(frozen=True)
 class Pools:
-    """What a server has."""
-
     tokens: int  # token slots
     requests: int  # that run at a time, no more than were asked for
     states: int = 0  # state slots
@@ -147,7 +135,6 @@ class Pools:
 
     @property
     def context(self) -> int:
-        """Tokens that each of the requests can have at a time."""
         if self.requests == 0:
             return 0
         each = self.tokens // self.requests
@@ -163,8 +150,6 @@ class Pools:
 
 @dataclass(frozen=True)
 class Planner:
-    """The division of memory with one kind of cache."""
-
     cache: Cache  # its bytes
     plain: int  # bytes of a token in 16 bits, in the layers with full attention
     windows: Windows  # of an INT2 cache
@@ -174,11 +159,9 @@ class Planner:
 
     @property
     def uncertain(self) -> bool:
-        """Whether somebody has to say more about the model."""
         return self.other is None or not self.other.known
 
     def divide(self, left: int, requests: int) -> Pools:
-        """What `left` bytes are divided into, when so many `requests` shall run at a time."""
         if self.other is None or self.other.state is None:
             return self._unknown(left, requests)
         if self.cache.state:
@@ -188,7 +171,6 @@ class Planner:
         return Pools(self.cache.tokens(left, requests), requests)
 
     def requests(self, left: int, context: int) -> int:
-        """How many requests of `context` tokens run at a time, when as many are asked for."""
         most = self.cache.requests(left, context) if context else 0
         return bisect_left(
             range(1, most + 1),
@@ -231,8 +213,8 @@ class Planner:
         if self._ours:
             demand = self.state_demand(requests)
             memory = max(0, left - self._row - state)  # those of the padding row
-            plan = demand.divide(memory)
-            return Pools(demand.tokens(memory, plan), plan.requests, plan.slots)
+            slots, running = demand.divide(memory)
+            return Pools(demand.tokens(memory, slots, running), running, slots)
         slots = max(0, int(left * STATE_RATIO / (1 + STATE_RATIO)) // state - 1)
         running = min(requests, slots // STATES_PER_REQUEST)
         return Pools(max(0, left - (slots + 1) * state) // self._token, running, slots)

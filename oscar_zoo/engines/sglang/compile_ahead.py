@@ -41,15 +41,12 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Request(Spec):
-    """What to compile."""
-
     gpu: int  # number among the visible GPUs
     layers: tuple[int, ...]  # global id of a layer for each of `worker.specs`
     worker: rehearsal.Worker  # shapes of a worker
 
 
 def start(args: Any) -> None:
-    """Begin to compile for a server with these arguments, if it runs on a GPU of NVIDIA."""
     os.environ.pop(compiling.VARIABLE, None)  # an earlier engine of this process may have had it
     resolved = server_arguments.resolved(args)
     if not str(resolved.device).startswith("cuda"):
@@ -86,8 +83,8 @@ def request(args: Any, resolved: Any) -> Request:
             specs=tuple(first),
             num_q_heads=int(model.num_attention_heads) // ranks,
             num_kv_heads=int(model.get_num_kv_heads(ranks)),
-            sink=chosen.sink.value,
-            recent=chosen.recent.value,
+            sink=chosen.sink,
+            recent=chosen.recent,
             dtype=str(model.dtype).removeprefix("torch."),
             cap=float(getattr(text, "attn_logit_softcapping", None) or 0),
             learned_sinks=text.model_type in LEARNED_SINKS,
@@ -100,7 +97,6 @@ def request(args: Any, resolved: Any) -> Request:
 
 
 def spawn(wanted: Request) -> None:
-    """Start the process, and have the workers of this server wait for it."""
     command = children.python("-m", __name__, str(os.getpid()))
     with compiling.held() as (descriptor, path):
         process = children.start(
@@ -134,7 +130,6 @@ def jobs(
 
 
 def main() -> None:
-    """Compile everything, and say in one line how it went."""
     compiling.end_with_parent(signal.SIGKILL, parent=int(sys.argv[1]))
     request = Request.model_validate_json(sys.stdin.read())
     signal.alarm(int(compiling.PATIENCE))

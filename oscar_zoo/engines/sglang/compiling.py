@@ -38,7 +38,6 @@ PATIENCE = 120.0
 COMPILER_SAYS = re.compile(r"\b(error|fatal)\s*:")
 """In a line of nvcc, of its assembler, of a host compiler or of ninja that names what is wrong."""
 LONGEST = 300
-"""Characters of an error that are told."""
 BYTES_TO_COMPILE_ALL = 64 << 30
 """Free memory with which all modules are compiled at once, some 16 compilers of up to 4 GB."""
 GIVES_UP = 900
@@ -94,7 +93,6 @@ def _free(descriptor: int, deadline: float) -> bool:
 
 
 def errors() -> int | None:
-    """Where a program writes what is only for developers."""
     return None if os.environ.get("OSCAR_ZOO_DEBUG") == "1" else subprocess.DEVNULL
 
 
@@ -120,8 +118,6 @@ def say(text: str) -> None:
 
 
 class Wanted(Spec):
-    """What to compile."""
-
     gpu: int  # number among the visible GPUs
     head_dims: tuple[int, int]  # channels of K and of V
     dtype: str  # of the model, such as `bfloat16`
@@ -145,7 +141,6 @@ def spawn(wanted: Wanted) -> Child[bytes] | None:
 
 
 def main() -> None:
-    """Compile what is missing, and say in one line how long it took."""
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end_compilers)
     end_with_parent(signal.SIGTERM, parent=int(sys.argv[2]))

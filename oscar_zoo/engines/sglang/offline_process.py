@@ -1,7 +1,7 @@
 """The program that holds one SGLang engine and streams the cases of an `OfflineJob` through it:
 `python -m ... JOB.json`.
 
-`bench/run.py` starts it and reads the news that it appends to a file, a JSON object per line: `up`
+`bench/sides.py` starts it and reads the news that it appends to a file, one JSON object each: `up`
 once, `progress`, one `case` per repeat of a case, `bulk` if there is one, and `done` or `error` at
 the end. Times are taken here, where the tokens arrive.
 """
@@ -14,7 +14,6 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +27,10 @@ WARM_CONTEXT = 64
 FOLLOW_UP = 64
 """Tokens that every turn of a conversation adds to the answer before it."""
 PACE = 0.5
-"""Seconds between two reports of progress."""
 FACTS = (
-    "attention_backend",
-    "kv_cache_dtype",
-    "dtype",
-    "chunked_prefill_size",
-    "mem_fraction_static",
-    "tp_size",
-    "device",
-    "max_running_requests",
-    "disable_radix_cache",
-    "schedule_policy",
+    "attention_backend kv_cache_dtype dtype chunked_prefill_size mem_fraction_static tp_size device"
+    " max_running_requests disable_radix_cache schedule_policy".split()
 )
-"""Settings of the engine that the report shows."""
 
 
 class Case(Spec):
@@ -76,7 +65,6 @@ class Bulk(Spec):
         return f"{self.requests:,} {what} of {self.context:,} and {self.new_tokens:,} tokens"
 
     def prompt(self, turn: int) -> int:
-        """Tokens of the prompt of turn 0, 1, ..."""
         return self.context + turn * (self.new_tokens + FOLLOW_UP)
 
     @property
@@ -91,11 +79,8 @@ class Bulk(Spec):
 
     def warm(self, new_tokens: int) -> Bulk:
         """The warm-up before it, so that nothing is compiled while it is timed."""
-        smaller = {
-            "requests": min(2, self.requests),
-            "new_tokens": min(new_tokens, self.new_tokens),
-        }
-        return self.model_copy(update=smaller)
+        shorter = min(new_tokens, self.new_tokens)
+        return self.model_copy(update={"requests": min(2, self.requests), "new_tokens": shorter})
 
 
 class OfflineJob(Spec):
@@ -113,7 +98,6 @@ class OfflineJob(Spec):
         return min(WARM_TOKENS, self.new_tokens)
 
     def tokens(self, case: Case) -> int:
-        """Tokens that go through the engine for `case`, its warm-up and all repeats included."""
         warm_up = sum(warm_prompts(case)) + case.batch * self.warm_tokens
         return warm_up + case.batch * self.repeats * (case.context + self.new_tokens)
 
@@ -123,10 +107,9 @@ class OfflineJob(Spec):
 
     @property
     def bulk_tokens(self) -> int:
-        """Tokens that go through the engine for the bulk, warm-up included."""
-        return (
-            0 if self.bulk is None else self.bulk.tokens + self.bulk.warm(self.warm_tokens).tokens
-        )
+        if self.bulk is None:
+            return 0
+        return self.bulk.tokens + self.bulk.warm(self.warm_tokens).tokens
 
 
 def _main() -> None:
@@ -151,50 +134,33 @@ def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
     try:
         info = engine.get_server_info()
         state = (info.get("internal_states") or [{}])[0]
-        room = Room(
-            int(info["max_total_num_tokens"]),
-            int(state.get("effective_max_running_requests_per_dp") or 1 << 30),
-        )
+        tokens = int(info["max_total_num_tokens"])
+        requests = int(state.get("effective_max_running_requests_per_dp") or 1 << 30)
         facts = {name: str(info[name]) for name in FACTS if info.get(name) is not None}
         tell(
             up=time.perf_counter() - began,
             sglang=server_arguments.release(),
-            capacity=room.tokens,
+            capacity=tokens,
             engine=facts,
         )
-        bench = OfflineBench(engine, job, tell)
+        bench = OfflineBench(engine, job, tell, tokens=tokens, requests=requests)
         for case in job.cases:
-            bench.measure(case, room)
+            bench.measure(case)
         if job.bulk is not None:
-            tell(bulk=bench.bulk(job.bulk, room))
+            tell(bulk=bench.bulk(job.bulk))
     finally:
         engine.shutdown()
 
 
-class Room:
-    def __init__(self, tokens: int, requests: int) -> None:
-        self.tokens = tokens
-        self.requests = requests
-
-    def shortage(self, case: Case, new_tokens: int) -> str | None:
-        """Why `case` cannot run as one batch, or `None`."""
-        need = case.batch * (case.context + new_tokens)
-        if need > self.tokens:
-            return f"needs {need:,} tokens, the cache has {self.tokens:,}"
-        if case.batch > self.requests:
-            return f"the engine runs at most {self.requests} requests at a time"
-        return None
-
-
-@dataclass
 class Reply:
     """One request: how many new tokens were there when, which, and what of its prompt was in the
     prefix cache."""
 
-    prompt: list[int]
-    arrivals: list[tuple[float, int]] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    cached: int = 0
+    def __init__(self, prompt: list[int]) -> None:
+        self.prompt = prompt
+        self.arrivals: list[tuple[float, int]] = []
+        self.ids: list[int] = []
+        self.cached = 0
 
     def take(self, part: dict[str, Any], seconds: float) -> int:
         """Read one part of the stream; how many tokens it adds, the first one those of the prompt,
@@ -215,68 +181,67 @@ class Reply:
 
 
 class OfflineBench:
-    """Cases through one engine; counts tokens for the progress."""
+    """Cases through one engine, whose cache has room for `tokens` tokens, and which runs `requests`
+    requests at a time; counts tokens for the progress."""
 
-    def __init__(self, engine: Any, job: OfflineJob, tell: Callable[..., None]) -> None:
-        self._engine = engine
-        self._job = job
-        self._tell = tell
-        self._done = 0
-        self._told = 0.0
+    def __init__(
+        self, engine: Any, job: OfflineJob, tell: Callable[..., None], *, tokens: int, requests: int
+    ) -> None:
+        self._engine, self._job, self._tell = engine, job, tell
+        self._tokens, self._requests = tokens, requests
+        self._done, self._told = 0, 0.0
 
-    def measure(self, case: Case, room: Room) -> None:
+    def measure(self, case: Case) -> None:
         """Tell the `arrivals` of every request, once per repeat, after a warm-up of as many
         requests; or `refused` with the cause, which ends the case. Every repeat has prompts of its
         own, which are prefilled anew."""
-        before = self._done
-        refused = room.shortage(case, self._job.new_tokens)
-        if refused is None:
-            try:
-                longest = self._prompts(case.batch, case.context, "1")
-                warm = [p[:length] for p, length in zip(longest, warm_prompts(case), strict=True)]
-                self._send(warm, self._job.warm_tokens)
-                for repeat in range(self._job.repeats):
-                    prompts = self._prompts(case.batch, case.context, f"2 {repeat}")
-                    replies = self._send(prompts, self._job.new_tokens)
-                    if not all(reply.arrivals for reply in replies):
-                        refused = "a request ended without a token"
-                        break
-                    arrivals = [reply.arrivals for reply in replies]
-                    self._tell(case=case.model_dump(), arrivals=arrivals)
-            except (
-                ValueError
-            ) as error:  # how the engine refuses a request, for example one beyond its context
-                refused = _one_line(error)
-        if refused is not None:
-            self._tell(case=case.model_dump(), refused=refused)
+        before, told = self._done, case.model_dump()
+        try:
+            self._check_room(case, self._job.new_tokens)
+            longest = self._prompts(case.batch, case.context, "1")
+            warm = [p[:length] for p, length in zip(longest, warm_prompts(case), strict=True)]
+            self._send(warm, self._job.warm_tokens)
+            for repeat in range(self._job.repeats):
+                prompts = self._prompts(case.batch, case.context, f"2 {repeat}")
+                replies = self._send(prompts, self._job.new_tokens)
+                if not all(reply.arrivals for reply in replies):
+                    raise _NoFigure("a request ended without a token")
+                self._tell(case=told, arrivals=[reply.arrivals for reply in replies])
+        except (_NoFigure, ValueError) as error:
+            self._tell(case=told, refused=_why(error))
         self._done = before + self._job.tokens(case)
         self._tell(progress=self._done)
 
-    def bulk(self, bulk: Bulk, room: Room) -> dict[str, Any]:
+    def bulk(self, bulk: Bulk) -> dict[str, Any]:
         """`turns`, or `refused` with the cause. A turn has its `seconds`, from sending all requests
         to the last token of the last one, and the share `reused` of its prompts that came from the
         prefix cache."""
-        last = Case(batch=1, context=bulk.longest - bulk.new_tokens)
-        refused, turns = room.shortage(last, bulk.new_tokens), []
-        if refused is None:
-            try:
-                self._talk(bulk.warm(self._job.warm_tokens), "3")
-                told = self._talk(bulk, "4")
-                short = sum(
-                    len(reply.ids) < bulk.new_tokens for replies in told for reply in replies
-                )
-                if short:
-                    refused = f"{short} requests ended early"
-                else:
-                    turns = [_turn(replies) for replies in told]
-            except ValueError as error:
-                refused = _one_line(error)
+        try:
+            last = Case(batch=1, context=bulk.longest - bulk.new_tokens)
+            self._check_room(last, bulk.new_tokens)
+            self._talk(bulk.warm(self._job.warm_tokens), "3")
+            turns = self._talk(bulk, "4")
+            short = sum(len(reply.ids) < bulk.new_tokens for replies in turns for reply in replies)
+            if short:
+                raise _NoFigure(f"{short} requests ended early")
+            found: dict[str, Any] = {"turns": [_turn(replies) for replies in turns]}
+        except (_NoFigure, ValueError) as error:
+            found = {"refused": _why(error)}
         self._done = self._job.total_tokens
         self._tell(progress=self._done)
-        return {"turns": turns} if refused is None else {"refused": refused}
+        return found
+
+    def _check_room(self, case: Case, new_tokens: int) -> None:
+        need = case.batch * (case.context + new_tokens)
+        why = ""
+        if need > self._tokens:
+            why = f"needs {need:,} tokens, the cache has {self._tokens:,}"
+        elif case.batch > self._requests:
+            why = f"the engine runs at most {self._requests} requests at a time"
+        if why:
+            raise _NoFigure(why)
 
     def _talk(self, bulk: Bulk, seed: str) -> list[list[Reply]]:
-        """All turns of `bulk`, one after the other."""
         turns = [self._send(self._prompts(bulk.requests, bulk.context, seed), bulk.new_tokens)]
         for turn in range(1, bulk.turns):
             said = self._prompts(bulk.requests, FOLLOW_UP, f"{seed} {turn}")
@@ -297,27 +262,32 @@ class OfflineBench:
     def _send(self, prompts: Sequence[list[int]], new_tokens: int) -> list[Reply]:
         """All at the same moment; returns when the last one has its answer."""
         replies = [Reply(prompt) for prompt in prompts]
+        sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+
+        async def one(reply: Reply, began: float) -> None:
+            stream = await self._engine.async_generate(
+                input_ids=reply.prompt, sampling_params=sampling, stream=True
+            )
+            async for part in stream:
+                self._advance(reply.take(part, time.perf_counter() - began))
 
         async def all_at_once() -> None:
             began = time.perf_counter()
-            await asyncio.gather(*(self._one(reply, new_tokens, began) for reply in replies))
+            await asyncio.gather(*(one(reply, began) for reply in replies))
 
         self._engine.loop.run_until_complete(all_at_once())
         return replies
-
-    async def _one(self, reply: Reply, new_tokens: int, began: float) -> None:
-        sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
-        stream = await self._engine.async_generate(
-            input_ids=reply.prompt, sampling_params=sampling, stream=True
-        )
-        async for part in stream:
-            self._advance(reply.take(part, time.perf_counter() - began))
 
     def _advance(self, tokens: int) -> None:
         self._done += tokens
         if time.monotonic() - self._told >= PACE:
             self._told = time.monotonic()
             self._tell(progress=self._done)
+
+
+class _NoFigure(Exception):
+    """Why there is nothing to tell; an engine that refuses a request raises a `ValueError`, for
+    example where it is longer than its context."""
 
 
 def _turn(replies: Sequence[Reply]) -> dict[str, float]:
@@ -328,13 +298,14 @@ def _turn(replies: Sequence[Reply]) -> dict[str, float]:
     }
 
 
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, _NoFigure) else _one_line(error)
+
+
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())[:400].rstrip(".")
-    return (
-        text
-        if type(error).__module__.startswith("oscar_zoo.")
-        else f"{type(error).__name__}: {text}"
-    )
+    ours = type(error).__module__.startswith("oscar_zoo.")
+    return text if ours else f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

@@ -28,17 +28,9 @@ def _refused(what: str) -> Callable[..., NoReturn]:
 
 
 class Int2TokenPool(_Stock):  # type: ignore[misc]
-    """Stock pool with other rows.
-
-    Args:
-        slot_shape: shape of the slots; the number of slots is filled in here.
-        window_shape: shape of the windows.
-        make_stores: makes both stores on a device.
-
-    Attributes:
-        commit: makes accepted drafts the next tokens, given slots to copy to and from. A server
-            with speculative decoding has it; there nothing else moves slots.
-    """
+    """Stock pool with rows of `slot_shape`, whose number is filled in here, and windows beside it.
+    `commit` makes accepted drafts the next tokens, given slots to copy to and from. A server with
+    speculative decoding has it; there nothing else moves slots."""
 
     def __init__(
         self,
@@ -49,11 +41,8 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         self.commit: Callable[[Tensor, Tensor], None] | None = None
-        self._slot_shape, self._window_shape, self._make_stores = (
-            slot_shape,
-            window_shape,
-            make_stores,
-        )
+        self._slot_shape, self._window_shape = slot_shape, window_shape
+        self._make_stores = make_stores
         super().__init__(*args, **kwargs)
 
     def _create_buffers(self) -> None:
@@ -106,8 +95,6 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         move(tgt_loc.long(), src_loc.long())
 
     def get_kv_size_bytes(self) -> tuple[int, int]:
-        """Bytes of everything that this pool allocated, split evenly because SGLang asks for K and
-        V."""
         total = self.slots.nbytes + self.windows.nbytes
         return total - total // 2, total // 2
 

@@ -56,6 +56,5 @@ def show_errors_in_one_line() -> None:
 
 
 def one_line(error: OscarZooError) -> str:
-    """The message, followed by the hint if there is one."""
     hint = f" {error.hint[0].upper()}{error.hint[1:]}" if error.hint else ""
     return f"error: {error.message}{hint}"

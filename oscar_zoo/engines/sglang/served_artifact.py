@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from oscar_kernels.spec import CLIP_ALGORITHM, MIXED_QUANTIZER, QUANTIZER
 from oscar_zoo.artifact import artifact_folder
@@ -33,11 +34,11 @@ from oscar_zoo.errors import (
 from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.store import Store, find_installed
 
+_File: TypeAlias = tuple[RotationSet, FileDigest]
+
 
 @dataclass(frozen=True)
 class ServedArtifact:
-    """The artifact of one server."""
-
     k: RotationSet  # both: rotations of keys and of values
     v: RotationSet
     digest: str  # artifact digest, `sha256:<hex>`
@@ -52,7 +53,6 @@ class ServedArtifact:
 
     @property
     def told(self) -> str:
-        """What the log calls the artifact."""
         if self.copy_digest is None:
             return self.digest
         return f"{self.digest}, read from a verified copy ({self.copy_digest})"
@@ -66,28 +66,22 @@ class ServedArtifact:
         return self.k.num_kv_heads or self.v.num_kv_heads
 
     @property
-    def recipe(self) -> RecipeValues:
-        return RecipeValues() if self.manifest is None else recipe_values(self.manifest.recipe)
+    def recipe(self) -> RecipeValues | None:
+        return None if self.manifest is None else recipe_values(self.manifest.recipe)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Where a server differs from the recipe without a change of meaning."""
         if self.manifest is not None and self.manifest.recipe.scale_dtype != "float16":
-            return (
-                (
-                    f"the recipe has scales in {self.manifest.recipe.scale_dtype}: 16 bit (float16)"
-                    " are used."
-                ),
-            )
+            stored = self.manifest.recipe.scale_dtype
+            return (f"the recipe has scales in {stored}: 16 bit (float16) are used.",)
         return ()
 
     def check_geometry(
         self, *, layer_ids: tuple[int, ...], num_kv_heads: int, head_dim: int, v_head_dim: int
     ) -> None:
-        """Refuse a model that this artifact was not made for. `layer_ids`: the full-attention
-        layers of the model, all of which it must cover."""
-        seen = {
-            "full-attention layers": (len(self.k.layers), len(layer_ids)),
+        seen: dict[str, tuple[Any, Any]] = {
+            "layers with full attention": (len(self.k.layers), len(layer_ids)),
             "KV heads": (self.k.num_kv_heads or num_kv_heads, num_kv_heads),
             "KV heads of V": (self.v.num_kv_heads or num_kv_heads, num_kv_heads),
             "head_dim": (self.k.head_dim, head_dim),
@@ -95,27 +89,21 @@ class ServedArtifact:
         }
         if self.manifest is not None:
             seen["KV heads of the manifest"] = (self.manifest.model.num_kv_heads, num_kv_heads)
+        seen["full-attention layers"] = self.k.layer_ids, layer_ids
         for what, (made_for, has) in seen.items():
             if made_for != has:
                 raise GeometryMismatch(
-                    f"the artifact {self.where} was made for {made_for} {what}, this model has"
-                    f" {has}.",
+                    f"the artifact {self.where} was made for {_said(made_for)} {what}, this model"
+                    f" has {_said(has)}.",
                     hint="use the artifact of this model: oscar-zoo list",
                 )
-        if self.k.layer_ids != layer_ids:
-            raise GeometryMismatch(
-                f"the artifact {self.where} covers layers {_said(self.k.layer_ids)}, this model has"
-                f" full attention in layers {_said(layer_ids)}.",
-                hint="use the artifact of this model: oscar-zoo list",
-            )
 
 
-def _said(layer_ids: Sequence[int]) -> str:
-    return ", ".join(map(str, layer_ids))
+def _said(value: int | tuple[int, ...]) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def recipe_values(recipe: ServingRecipe) -> RecipeValues:
-    """The values of a recipe that this runtime can follow."""
     clip, widths, known = recipe.clip, recipe.widths, (QUANTIZER, MIXED_QUANTIZER)
     if recipe.quantizer not in known or clip.algorithm not in ("none", CLIP_ALGORITHM):
         raise UsageError(
@@ -136,12 +124,8 @@ def recipe_values(recipe: ServingRecipe) -> RecipeValues:
 def load(
     source: ArtifactSource, expected_digest: str | None = None, *, model: str | None = None
 ) -> ServedArtifact:
-    """Read the artifact that `source` names.
-
-    Args:
-        expected_digest: required artifact digest, with or without `sha256:`.
-        model: name or folder of the served model; it selects the artifact in a folder of several.
-    """
+    """Read the artifact that `source` names. `expected_digest` may have `sha256:`; `model`, name or
+    folder of the served model, selects the artifact in a folder of several."""
     if source.files is not None:
         k_path, v_path = map(Path, source.files)
         loaded = _pair(_read(k_path), _read(v_path), None, str(k_path.parent))
@@ -160,26 +144,18 @@ def load(
     return loaded
 
 
-@dataclass(frozen=True)
-class _File:
-    rotations: RotationSet
-    entry: FileDigest
-
-    @property
-    def role(self) -> Role | None:
-        """The side of a file, by its objective, else by the beginning of its name."""
-        start = self.entry.path[:2].lower()
-        return self.rotations.declared_role or (
-            "k" if start == "k_" else "v" if start == "v_" else None
-        )
-
-
 def _read(path: Path) -> _File:
     return _parse(path.name, read_file(path))
 
 
 def _parse(name: str, data: bytes) -> _File:
-    return _File(read_rotation(data, what=name), file_digest(name, data))
+    return read_rotation(data, what=name), file_digest(name, data)
+
+
+def _role(file: _File) -> Role | None:
+    """The side of a file, by its objective, else by the beginning of its name."""
+    by_name: dict[str, Role] = {"k_": "k", "v_": "v"}
+    return file[0].declared_role or by_name.get(file[1].path[:2].lower())
 
 
 def _of_model(folder: Path, model: str) -> Path:
@@ -233,44 +209,43 @@ def _rotation_names(manifest: Manifest, where: str) -> tuple[str, str]:
 def _with_manifest(manifest: Manifest, files: Mapping[str, bytes], where: str) -> ServedArtifact:
     k, v = (_parse(name, files[name]) for name in _rotation_names(manifest, where))
     listed = {entry.path: entry.sha256 for entry in manifest.files}
-    for file in (k, v):
-        want = listed[file.entry.path]
-        if want is not None and want != file.entry.sha256:
+    for _, entry in (k, v):
+        want = listed[entry.path]
+        if want is not None and want != entry.sha256:
             raise DigestMismatchError.for_content(
-                f"{where}/{file.entry.path}", want=want, got=file.entry.sha256
+                f"{where}/{entry.path}", want=want, got=entry.sha256
             )
     return _pair(k, v, manifest, where)
 
 
 def _without_manifest(files: Sequence[_File], where: str) -> ServedArtifact:
-    sides = []
+    sides: dict[str, _File] = {}
     for role in ("k", "v"):
-        mine = [file for file in files if file.role == role]
+        mine = [file for file in files if _role(file) == role]
         if not mine:
             raise PathNotFound.for_path(f"{where}/*.pt", f"{role.upper()} rotation file")
         if len(mine) > 1:
-            names = ", ".join(file.entry.path for file in mine)
+            names = ", ".join(entry.path for _, entry in mine)
             raise UsageError(
                 f"{where} holds several {role.upper()} files: {names}.",
                 hint="keep one K and one V file",
             )
-        sides.append(mine[0])
-    return _pair(sides[0], sides[1], None, where)
+        sides[role] = mine[0]
+    return _pair(sides["k"], sides["v"], None, where)
 
 
-def _pair(k: _File, v: _File, manifest: Manifest | None, where: str) -> ServedArtifact:
-    for file, role in ((k, "k"), (v, "v")):
-        if file.rotations.declared_role not in (None, role):
+def _pair(k_file: _File, v_file: _File, manifest: Manifest | None, where: str) -> ServedArtifact:
+    (k, k_entry), (v, v_entry) = k_file, v_file
+    for (rotations, entry), role in ((k_file, "k"), (v_file, "v")):
+        if rotations.declared_role not in (None, role):
             raise UsageError(
-                f"{where}/{file.entry.path} is not a {role.upper()} file:"
-                f" {file.rotations.objective}."
+                f"{where}/{entry.path} is not a {role.upper()} file: {rotations.objective}."
             )
-    if k.rotations.layer_ids != v.rotations.layer_ids:
+    if k.layer_ids != v.layer_ids:
         raise UsageError(
-            f"{k.entry.path} and {v.entry.path} in {where} are not of one fit: their layers differ."
+            f"{k_entry.path} and {v_entry.path} in {where} are not of one fit: their layers differ."
         )
-    digest = artifact_digest((k.entry, v.entry))
+    digest = artifact_digest((k_entry, v_entry))
     if manifest is not None and manifest.digest is not None:
         digest = manifest.digest
-    names: dict[Role, str] = {"k": k.entry.path, "v": v.entry.path}
-    return ServedArtifact(k.rotations, v.rotations, digest, manifest, where, names)
+    return ServedArtifact(k, v, digest, manifest, where, {"k": k_entry.path, "v": v_entry.path})

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from oscar_kernels.spec import BITS, WIDTHS
@@ -39,7 +40,6 @@ T = TypeVar("T", int, float)
 
 
 def whole_number(text: str) -> int | None:
-    """The number that decimal digits mean, or `None` for any other text."""
     digits = text.strip()
     try:
         return int(digits) if digits.isascii() and digits.isdigit() else None
@@ -66,7 +66,6 @@ def parse_layers(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
 
 
 def layers_text(values: Sequence[float]) -> str:
-    """`values` as a flag has them, and as people read them."""
     runs = [(value, sum(1 for _ in run)) for value, run in itertools.groupby(values)]
     return ",".join(f"{value:g}" if count == 1 else f"{value:g}x{count}" for value, count in runs)
 
@@ -89,13 +88,11 @@ class CodeBits:
 
     @classmethod
     def parse(cls, text: str) -> CodeBits:
-        """The bits that `text` means; raises `ValueError`."""
         k, _, v = text.partition("/")
         return cls(parse_layers(k, _width), parse_layers(v or k, _width))
 
     @property
     def narrow(self) -> bool:
-        """Whether every code has the bits of the published method."""
         return {*self.k, *self.v} == {BITS}
 
     def __str__(self) -> str:
@@ -122,7 +119,6 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The variable that it writes."""
         return "OSCAR_INT2_" + self.flag.removeprefix("--oscar-").replace("-", "_").upper()
 
     @property
@@ -130,7 +126,6 @@ class Option:
         return (self.flag,) if self.fork_flag is None else (self.flag, self.fork_flag)
 
     def parse(self, text: str, shown: str) -> Any:
-        """The value that `text` means; raises `UsageError`, which calls the option `shown`."""
         try:
             return self.read(text)
         except ValueError as error:
@@ -158,8 +153,7 @@ def _ratio(text: str) -> float:
     return value
 
 
-def _ratios(text: str) -> tuple[float, ...]:
-    return parse_layers(text, _ratio)
+_RATIOS = partial(parse_layers, read=_ratio)
 
 
 def _name(text: str) -> str:
@@ -217,11 +211,11 @@ OPTIONS = {
     ),
     "k_clip": Option(
         "--oscar-k-clip",
-        _ratios,
+        _RATIOS,
         "clip ratio of keys, of all layers or of each (0,0.96x35); 0 is no clipping",
         "0.96",
     ),
-    "v_clip": Option("--oscar-v-clip", _ratios, "clip ratio of values, as --oscar-k-clip", "0.92"),
+    "v_clip": Option("--oscar-v-clip", _RATIOS, "clip ratio of values, as --oscar-k-clip", "0.92"),
     "group_size": Option(
         "--oscar-group-size",
         _whole(1),
@@ -295,6 +289,5 @@ def write_flag(option: Option, text: str, environ: MutableMapping[str, str]) -> 
 
 
 def flags_given(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The `--oscar-*` flags on this command line."""
     written = environ.get(FROM_FLAGS, "").split(",")
     return tuple(option.flag for option in OPTIONS.values() if option.variable in written)

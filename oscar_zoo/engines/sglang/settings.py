@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from oscar_kernels.spec import BITS
 from oscar_zoo.engines.sglang.setting_flags import (
@@ -31,16 +31,9 @@ PREFIXES = ("OSCAR_INT2_", "SGLANG_OSCAR_", "SGLANG_MIXED_KV_")
 """Prefixes of variables that are meant for an INT2 cache: ours, and those of the SGLang fork that
 was published with OSCAR, whose start scripts users bring."""
 NO_EFFECT = frozenset(
-    (
-        "HADAMARD_ORDER",
-        "SGLANG_INT2_BACKEND",
-        "SGLANG_INT2_DECODE_MAX_SEQ",
-        "SGLANG_INT2_DECODE_MAX_TILES",
-        "SGLANG_OSCAR_ABSORB_V_ROTATION",
-        "SGLANG_OSCAR_FUSED_ROTATE_CLIP_QUANT",
-        "SGLANG_MIXED_KV_HP_MAX_SPLITS",
-        "SGLANG_MIXED_KV_HP_PREFIX_POOL_TOKENS",
-    )
+    "HADAMARD_ORDER SGLANG_INT2_BACKEND SGLANG_INT2_DECODE_MAX_SEQ SGLANG_INT2_DECODE_MAX_TILES"
+    " SGLANG_OSCAR_ABSORB_V_ROTATION SGLANG_OSCAR_FUSED_ROTATE_CLIP_QUANT"
+    " SGLANG_MIXED_KV_HP_MAX_SPLITS SGLANG_MIXED_KV_HP_PREFIX_POOL_TOKENS".split()
 )
 """Variables of the fork that choose an implementation, not a result. `HADAMARD_ORDER` has no effect
 there either if rotation files are given, because these contain their Hadamard transform."""
@@ -56,20 +49,11 @@ ONLY = {
 """For variables of the fork, the values that ask for what we do anyway, and why others are refused.
 """
 
+DESCRIBED = tuple(
+    "source sink recent idle_sinks bits k_clip v_clip group_size window_on_hit".split()
+)
+
 Origin = Literal["flag", "environment", "recipe", "default"]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Setting(Generic[T]):
-    """One value and where it came from."""
-
-    value: T
-    origin: Origin
-
-    def __str__(self) -> str:
-        shown = layers_text(self.value) if isinstance(self.value, tuple) else self.value
-        return f"{shown} ({self.origin})"
 
 
 @dataclass(frozen=True)
@@ -85,49 +69,44 @@ class ArtifactSource:
         return self.folder or self.artifact or " and ".join(self.files or ())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecipeValues:
-    """Settings of an artifact's recipe; `None` for a setting without one."""
+    """What a recipe says; by default the published one of OSCAR, where a group is the whole row."""
 
-    sink: int | None = None
-    recent: int | None = None
-    bits: CodeBits | None = None
-    k_clip: tuple[float, ...] | None = None
-    v_clip: tuple[float, ...] | None = None
+    sink: int = 64
+    recent: int = 256
+    bits: CodeBits = CodeBits()  # noqa: RUF009 (frozen)
+    k_clip: tuple[float, ...] = (0.96,)
+    v_clip: tuple[float, ...] = (0.92,)
     group_size: int | None = None
 
 
-DEFAULTS = RecipeValues(
-    sink=64, recent=256, bits=CodeBits(), k_clip=(0.96,), v_clip=(0.92,), group_size=None
-)
-"""The published serving recipe of OSCAR, where a group is the whole row."""
+@dataclass(frozen=True, kw_only=True)
+class PluginSettings(RecipeValues):
+    """Every setting in force, and where those come from that are no defaults."""
 
-
-@dataclass(frozen=True)
-class PluginSettings:
-    """Every setting in force. `group_size` is `None` for one group per row, and `idle_sinks` for
-    one block per request."""
-
-    source: Setting[ArtifactSource]
-    expected_digest: str | None
-    sink: Setting[int]
-    recent: Setting[int]
-    idle_sinks: Setting[int | None]
-    bits: Setting[CodeBits]
-    k_clip: Setting[tuple[float, ...]]
-    v_clip: Setting[tuple[float, ...]]
-    group_size: Setting[int | None]
-    window_on_hit: Setting[str]
+    source: ArtifactSource
+    origins: Mapping[str, Origin]
+    expected_digest: str | None = None
+    idle_sinks: int | None = None  # one block per request
+    window_on_hit: str = "recompute"
     warnings: tuple[str, ...] = ()
     name: str | None = None
     copy_of: str | None = None
 
+    def origin(self, name: str) -> Origin:
+        return self.origins.get(name, "default")
+
+    @property
+    def refilled(self) -> int:
+        """Tokens that a prefix hit leaves to prefill, so that the recent window is filled."""
+        return self.recent if self.window_on_hit == "recompute" else 0
+
     def check_layers(self, count: int) -> None:
-        """Refuse lists that do not have an entry for each of `count` layers with full attention."""
         lists = {
-            "--oscar-bits": (self.bits.value.k, self.bits.value.v),
-            "--oscar-k-clip": (self.k_clip.value,),
-            "--oscar-v-clip": (self.v_clip.value,),
+            "--oscar-bits": (self.bits.k, self.bits.v),
+            "--oscar-k-clip": (self.k_clip,),
+            "--oscar-v-clip": (self.v_clip,),
         }
         for flag, values in lists.items():
             for one in values:
@@ -142,99 +121,85 @@ class PluginSettings:
         """Bits and clip ratio of one side in a layer, counted among those with full attention. A
         ratio that is one for all layers belongs to codes of 2 bits, and wider ones are not
         clipped."""
-        bits = of_layer(getattr(self.bits.value, role), index)
-        ratios = getattr(self, f"{role}_clip").value
+        bits = of_layer(getattr(self.bits, role), index)
+        ratios = getattr(self, f"{role}_clip")
         if len(ratios) == 1 and bits > BITS:
             return bits, 0.0
         return bits, of_layer(ratios, index)
 
     def describe(self) -> str:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ", ".join(f"{name} {x}" for name, x in values.items() if isinstance(x, Setting))
+        told = []
+        for name in DESCRIBED:
+            value = getattr(self, name)
+            shown = layers_text(value) if isinstance(value, tuple) else value
+            told.append(f"{name} {shown} ({self.origin(name)})")
+        return ", ".join(told)
 
 
 def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None) -> PluginSettings:
     """Settings of an INT2 server. `recipe`: of the artifact; `None` before it is loaded (`source`
     says what to load)."""
     warnings = list(check(environ))
-    given = {name: _given(name, environ, warnings) for name in OPTIONS}
-
-    def final(name: str, default: Any = None) -> Setting[Any]:
-        setting, from_recipe = given[name], getattr(recipe, name, None)
-        if setting is not None:
-            return setting
-        if from_recipe is not None:
-            return Setting(from_recipe, "recipe")
-        return Setting(getattr(DEFAULTS, name, default), "default")
-
-    def plain(name: str) -> Any:
-        setting = given[name]
-        return None if setting is None else setting.value
-
+    given: dict[str, Any] = {} if recipe is None else vars(recipe).copy()
+    origins: dict[str, Origin] = dict.fromkeys(given, "recipe")
+    for name in OPTIONS:
+        found = _given(name, environ, warnings)
+        if found is not None:
+            given[name], origins[name] = found
+    source, origins["source"] = _source(given, origins, environ, warnings)
+    for name in ("front", "rotation_path", "artifact"):
+        given.pop(name, None)
     return PluginSettings(
-        source=_source(given["rotation_path"], given["artifact"], environ, warnings),
-        expected_digest=plain("rotation_sha256"),
-        sink=final("sink"),
-        recent=final("recent"),
-        idle_sinks=final("idle_sinks"),
-        bits=final("bits"),
-        k_clip=final("k_clip"),
-        v_clip=final("v_clip"),
-        group_size=final("group_size"),
-        window_on_hit=final("window_on_hit", "recompute"),
+        source=source,
+        origins=origins,
+        expected_digest=given.pop("rotation_sha256", None),
         warnings=tuple(warnings),
-        name=plain("name"),
-        copy_of=plain("copy_of"),
+        **given,
     )
 
 
-def _given(name: str, environ: Mapping[str, str], warnings: list[str]) -> Setting[Any] | None:
+def _given(name: str, environ: Mapping[str, str], warnings: list[str]) -> tuple[Any, Origin] | None:
     """Value from a flag or a variable, or `None`; a fork variable that loses against ours is told
     in `warnings`."""
-    option, fork_name = OPTIONS[name], FORK_NAMES.get(name)
-    text, fork_text = environ.get(option.variable), environ.get(fork_name or "")
+    option, fork_name = OPTIONS[name], FORK_NAMES.get(name, "")
+    text, fork_text = environ.get(option.variable), environ.get(fork_name)
     if text is None:
-        if fork_text is None:
-            return None
-        return Setting(option.parse(fork_text, str(fork_name)), "environment")
+        return None if fork_text is None else (option.parse(fork_text, fork_name), "environment")
     by_flag = option.flag in flags_given(environ)
     shown = option.flag if by_flag else option.variable
     value = option.parse(text, shown)
-    if fork_text is not None and option.parse(fork_text, str(fork_name)) != value:
+    if fork_text is not None and option.parse(fork_text, fork_name) != value:
         warnings.append(f"{fork_name}={fork_text} is ignored: {shown} says {text}.")
-    return Setting(value, "flag" if by_flag else "environment")
+    return value, "flag" if by_flag else "environment"
 
 
 def _source(
-    folder: Setting[str] | None,
-    artifact: Setting[str] | None,
+    given: Mapping[str, Any],
+    origins: Mapping[str, Origin],
     environ: Mapping[str, str],
     warnings: list[str],
-) -> Setting[ArtifactSource]:
-    pair = environ.get(K_FILE), environ.get(V_FILE)
-    if (pair[0] is None) != (pair[1] is None):
+) -> tuple[ArtifactSource, Origin]:
+    k_file, v_file = environ.get(K_FILE), environ.get(V_FILE)
+    if (k_file is None) != (v_file is None):
         raise UsageError(
             f"{K_FILE} and {V_FILE} come together; one is missing.",
             hint="set both, or use --oscar-rotation-path DIR",
         )
-    if folder is not None and artifact is not None:
-        raise UsageError(
-            f"--oscar-rotation-path {folder.value} and --oscar-artifact {artifact.value} exclude"
-            " each other.",
-            hint="give one of them",
-        )
-    chosen = folder or artifact
-    if chosen is not None:
-        if pair[0] is not None:
-            warnings.append(f"{K_FILE} and {V_FILE} are ignored: {chosen.value}.")
-        source = ArtifactSource(folder.value) if folder else ArtifactSource(artifact=chosen.value)
-        return Setting(source, chosen.origin)
-    if pair[0] is None or pair[1] is None:
+    chosen = [name for name in ("rotation_path", "artifact") if name in given]
+    if len(chosen) == 2:
+        both = " and ".join(f"{OPTIONS[name].flag} {given[name]}" for name in chosen)
+        raise UsageError(f"{both} exclude each other.", hint="give one of them")
+    if chosen:
+        if k_file is not None:
+            warnings.append(f"{K_FILE} and {V_FILE} are ignored: {given[chosen[0]]}.")
+        source = ArtifactSource(given.get("rotation_path"), given.get("artifact"))
+        return source, origins[chosen[0]]
+    if k_file is None or v_file is None:
         raise UsageError(
             "--kv-cache-dtype int2 needs the rotations of an artifact.",
             hint="--oscar-rotation-path DIR, or --oscar-artifact NAME (oscar-zoo pull NAME)",
         )
-    return Setting(ArtifactSource(files=(pair[0], pair[1])), "environment")
+    return ArtifactSource(files=(k_file, v_file)), "environment"
 
 
 def present(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -253,14 +218,12 @@ def check(environ: Mapping[str, str]) -> tuple[str, ...]:
         if name in known:
             continue
         if name in NO_EFFECT:
-            what = "it chooses how the published fork computes, not what"
-            warnings.append(f"{name} has no effect here: {what}.")
+            warnings.append(f"{name} has no effect here: it chooses how the fork computes.")
         elif name == SCALE_DTYPE and value != "float16":
-            stored = "scales and offsets are stored in float16, 16 bit each"
-            warnings.append(f"{name}={value}: {stored}.")
+            warnings.append(f"{name}={value}: scales and offsets are stored in 16 bit (float16).")
         elif name in ONLY and value.lower() not in ONLY[name][0]:
-            why = ONLY[name][1]
-            raise UsageError(f"{name}={value} is not supported: {why}.", hint=f"unset {name}")
+            why = f"{name}={value} is not supported: {ONLY[name][1]}."
+            raise UsageError(why, hint=f"unset {name}")
         elif name.startswith(PREFIXES) and name not in (SCALE_DTYPE, *ONLY):
             names = sorted({*known, *NO_EFFECT, *ONLY, SCALE_DTYPE})
             near = difflib.get_close_matches(name, names, 1, 0.0)

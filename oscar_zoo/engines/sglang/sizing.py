@@ -49,8 +49,6 @@ ITEMSIZES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Layout:
-    """How a server is spread over GPUs."""
-
     tp: int = 1  # GPUs of one tensor-parallel group
     pp: int = 1  # groups that share the layers
     # Whole servers behind one door (`--dp N`); each runs as many requests as the flag says.
@@ -67,7 +65,6 @@ class Layout:
 
     @classmethod
     def of_arguments(cls, args: Any) -> Layout:
-        """From SGLang's server arguments."""
         return cls.make(
             tp=args.tp_size or 1,
             pp=args.pp_size or 1,
@@ -95,19 +92,13 @@ class Layout:
         return max(1, self.tp // self.workers)
 
     def token_bytes(self, *, layers: int, num_kv_heads: int, dims: int, itemsize: int) -> int:
-        """Uncompressed bytes of one token on one GPU.
-
-        Args:
-            layers: with attention, of the whole model.
-            num_kv_heads: of the whole model; with more GPUs than heads they are replicated.
-            itemsize: bytes of one number.
-        """
+        """Uncompressed bytes of one token on one GPU; `layers` with attention and `num_kv_heads`
+        are of the whole model. With more GPUs than heads they are replicated."""
         heads = -(-num_kv_heads // self.attention_ranks)
         return -(-layers // self.pp) * heads * dims * itemsize
 
 
 def usual_requests(memory: int | None, token: int, windows: Windows, layout: Layout) -> int:
-    """`--max-running-requests` of a server."""
     if memory is None:
         return UNKNOWN * layout.workers
     row = token * max(1, windows.recent + 2 * windows.sink)  # a block for a finished prompt, too
@@ -131,7 +122,6 @@ def device_flags(device: str) -> dict[str, str]:
 
 
 def device_switches(device: str) -> tuple[str, ...]:
-    """The engine's flags without a value for `device`; see `device_flags`."""
     return CPU_SWITCHES if device == "cpu" else ()
 
 

@@ -23,7 +23,7 @@ from oscar_zoo.engines.sglang.compat.backends import TritonPrefill
 from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.dispatch import choose_ops
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable
+from oscar_zoo.runtime.engine import CacheConfig
 from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill, piece_tokens
 from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
@@ -42,7 +42,7 @@ FACTS: dict[str, Any] = {}
 def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
     given = settings.read_settings(os.environ)
     artifact = served_artifact.load(
-        given.source.value, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
+        given.source, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
     )
     final = settings.read_settings(os.environ, artifact.recipe)
     if final.copy_of is not None:
@@ -51,13 +51,10 @@ def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
 
 
 def kept_by_hits() -> int:
-    """Tokens that a prefix hit leaves to prefill, so that the recent window is filled."""
-    chosen = served()[0]
-    return int(chosen.recent.value) if chosen.window_on_hit.value == "recompute" else 0
+    return served()[0].refilled
 
 
 def eager_only(server_args: Any) -> bool:
-    """Whether this server cannot capture CUDA graphs, because it does not run on a GPU."""
     return not str(server_arguments.resolved(server_args).device).startswith("cuda")
 
 
@@ -80,7 +77,6 @@ def scratch_bytes(owner: Any, device: str, slots: SlotShape, windows: WindowShap
 
 
 def fixed_memory(configurator: Any, *, num_rows: int) -> memory_plan.MemoryPlan:
-    """The memory plan of this worker with `num_rows` request rows, the padding row included."""
     artifact, slots = served()[1], slot_shape(configurator, num_slots=0)
     windows = window_shape(configurator, num_rows=num_rows)
     transforms = transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
@@ -102,14 +98,13 @@ def make_cache(
     transforms: TransformTable,
     slot_table: Tensor,
 ) -> Int2Cache:
-    """The INT2 cache of this worker over its stores, with all kernels of prefill compiled."""
     ops = choose_ops(config.device)
     cache = Int2Cache(
         config,
         slots,
         windows,
         transforms,
-        SlotTable(slot_table, ops.pack),
+        slot_table,
         ops=ops,
         prefill=make_prefill(config, windows.shape, of_engine=TritonPrefill),
     )
@@ -118,7 +113,6 @@ def make_cache(
 
 
 def check_model(model_config: Any, args: Any = None) -> None:
-    """Refuse a model by its configuration or because the artifact is not for it."""
     refusals.check_model(model_config)
     if args is not None:
         others = geometry.other_layers(model_config)
@@ -134,8 +128,7 @@ def check_model(model_config: Any, args: Any = None) -> None:
 
 
 def sink_blocks(shape: WindowShape) -> SinkBlocks:
-    refilled = served()[0].window_on_hit.value == "recompute"
-    return SinkBlocks(shape.sink, shape.num_blocks, shape.recent if refilled else None)
+    return SinkBlocks(shape.sink, shape.num_blocks, served()[0].refilled or None)
 
 
 def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
@@ -146,10 +139,9 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
 
 
 def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
-    """What rows of K and V are, for every full-attention layer of a model."""
     chosen = served()[0]
     dims = model_config.head_dim, model_config.v_head_dim
-    size = chosen.group_size.value or max(dims)
+    size = chosen.group_size or max(dims)
     layers = geometry.full_layers(model_config)
     chosen.check_layers(len(layers))
 
@@ -166,10 +158,10 @@ def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
 
 def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
     chosen, model = served()[0], configurator.model_config
-    idle, drafts = chosen.idle_sinks.value, forward_batch.most_drafts()
-    if drafts > chosen.recent.value:
+    idle, drafts = chosen.idle_sinks, forward_batch.most_drafts()
+    if drafts > chosen.recent:
         raise UsageError(
-            f"{drafts} draft tokens do not fit into a window of {chosen.recent.value} tokens.",
+            f"{drafts} draft tokens do not fit into a window of {chosen.recent} tokens.",
             hint=f"--oscar-recent-size {drafts}, or fewer --speculative-num-draft-tokens",
         )
     return WindowShape(
@@ -178,10 +170,10 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
         num_kv_heads=len(geometry.local_kv_heads(model)),
         k_head_dim=model.head_dim,
         v_head_dim=model.v_head_dim,
-        sink=chosen.sink.value,
-        recent=chosen.recent.value,
+        sink=chosen.sink,
+        recent=chosen.recent,
         dtype=configurator.model_dtype,
-        idle=0 if chosen.sink.value == 0 else num_rows - 1 if idle is None else idle,
+        idle=0 if chosen.sink == 0 else num_rows - 1 if idle is None else idle,
         drafts=drafts,
         ranks=geometry.attention_ranks(),
     )

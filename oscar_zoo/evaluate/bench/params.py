@@ -15,10 +15,7 @@ from oscar_zoo.verb import Arg, Opt
 class BenchDevice:
     """Where a server under measurement runs."""
 
-    device: Annotated[
-        str | None,
-        DEVICE,
-    ] = None
+    device: Annotated[str | None, DEVICE] = None
 
 
 Benched = Annotated[str | Path | None, Arg("An artifact.", "[NAME|DIR]", complete="names_or_paths")]

@@ -1,4 +1,4 @@
-"""A comparison, the ratios that follow from it, and both as JSON and CSV. Pure.
+"""What `bench serve` prints: every side with what was measured of it, and the ratios that follow.
 
 INT2 is compared with each stock cache that was measured. Where that cache was measured with several
 attention backends, each ratio takes the best of them.
@@ -9,158 +9,302 @@ from __future__ import annotations
 import csv
 import io
 import signal
+import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
+from pydantic import Field, computed_field
+
+from oscar_zoo.artifact.outcome import HIDDEN, says
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case
-from oscar_zoo.evaluate.bench.run import NUMBERS, CaseResult, SideResult, TurnResult
-from oscar_zoo.evaluate.bench.sides import CACHES, Cache, Side
 
 NO_RATIO = "a CPU runs INT2 in plain PyTorch: times show that it works, not how fast; use a GPU"
-INT2 = Side("int2")
-STOCK: tuple[Cache, ...] = tuple(cache for cache in CACHES if cache != INT2.cache)
+Cache = Literal["bf16", "fp8", "int2"]
+CACHES: tuple[Cache, ...] = get_args(Cache)
+STOCK: tuple[Cache, ...] = ("bf16", "fp8")
 """The caches that INT2 is compared with."""
+LABELS: dict[Cache, str] = {cache: cache.upper() for cache in CACHES}
+Number = Literal["ttft_s", "ttft_median_s", "ms_per_token", "tokens_per_second"]
+NUMBERS: tuple[Number, ...] = get_args(Number)
+Figures = dict[Number, float | None]
+"""One repeat of a case; `None` where it had too few tokens for a figure."""
+Ratio = Literal["int2_over_bf16", "int2_over_fp8"]
+RATIOS: dict[Cache, Ratio] = dict(zip(STOCK, get_args(Ratio), strict=True))
+Ratios = Annotated[dict[Ratio, float | None], says("INT2 over each other cache.")]
+Best = Annotated[
+    dict[Literal["bf16", "fp8"], str | None],
+    says("The attention backend with which each cache takes the least time; see the ratios."),
+]
+Stopped = Annotated[Literal["SIGINT", "SIGTERM"] | None, says("The signal that ended it early.")]
+Batch = Annotated[int, says("Requests at the same time.", ge=1)]
+Context = Annotated[int, says("Tokens of a prompt.", ge=1)]
+Median = float | None
+
+
+@dataclass
+class CaseResult:
+    """One case on one side: medians over the repeats that were measured."""
+
+    batch: Batch
+    context: Context
+    wanted: Annotated[int, *HIDDEN]
+    repeats: Annotated[int, says("That were measured.", ge=0)] = 0
+    ttft_s: Annotated[Median, says("Seconds to the first token of the last request.")] = None
+    ttft_median_s: Annotated[Median, says("The median over the requests.")] = None
+    ms_per_token: Annotated[Median, says("Median time between two tokens of a request.")] = None
+    tokens_per_second: Annotated[Median, says("New tokens of all requests together.")] = None
+    spread: Annotated[
+        dict[Number, tuple[float, float] | None],
+        says("The smallest and the largest of the repeats."),
+    ] = field(default_factory=lambda: dict.fromkeys(NUMBERS))
+    note: Annotated[str | None, says("Why there are no figures, or fewer repeats.")] = None
+    refused: Annotated[bool, *HIDDEN] = False
+    measured: Annotated[list[Figures], *HIDDEN] = field(default_factory=list)
+
+    @property
+    def case(self) -> Case:
+        return Case(batch=self.batch, context=self.context)
+
+    def add(self, figures: Figures) -> None:
+        """One more repeat; one with too few tokens for one figure still counts for the others."""
+        self.measured.append(figures)
+        self.repeats = len(self.measured)
+        for name in NUMBERS:
+            seen = [value for one in self.measured if (value := one[name]) is not None]
+            setattr(self, name, statistics.median(seen) if seen else None)
+            self.spread[name] = (min(seen), max(seen)) if seen else None
+        few = self.repeats < self.wanted
+        self.note = f"measured {self.repeats} of {self.wanted} times" if few else None
+
+    def refuse(self, why: str) -> None:
+        """The engine cannot run it, or not again."""
+        self.note, self.refused = why, True
 
 
 @dataclass(frozen=True)
-class Report:
-    """All sides, in the order in which they ran, over the same cases.
+class Turn:
+    seconds: float
+    reused: Annotated[float, says("Of the prompts, from the prefix cache.", ge=0, le=1)]
 
-    Attributes:
-        artifact: label and digest of the rotations of the INT2 side.
-        device: name of the machine's GPU, or `CPU`.
-        repeats: how often each case was to be timed.
-        bulk: the job after the cases, or `None`.
-        stopped: the signal that ended it early, `SIGINT` or `SIGTERM`.
-    """
+
+@dataclass(frozen=True)
+class JobResult:
+    turns: tuple[Turn, ...] = ()
+    refused: Annotated[str | None, says("Why it could not run.")] = None
+
+    @computed_field(description="Of all turns.")  # type: ignore[prop-decorator]
+    @property
+    def seconds(self) -> float | None:
+        return sum(turn.seconds for turn in self.turns) if self.turns else None
+
+
+@dataclass
+class Side:
+    """One engine of a comparison, and what was measured of it. Without an error it has every case
+    of the job, and else the last one may lack repeats."""
+
+    cache: Cache
+    backend: Annotated[
+        str | None,
+        says(
+            "Attention backend that was asked for; null for INT2, which has its own.",
+            serialization_alias="baseline",
+        ),
+    ] = None
+    alone: Annotated[bool, *HIDDEN] = True
+    """Whether no other side has this cache."""
+    sglang: Annotated[str | None, says("Version.")] = None
+    engine: Annotated[dict[str, str], says("Settings in force.")] = field(default_factory=dict)
+    start_s: Annotated[float | None, says("Seconds until the engine was ready.")] = None
+    capacity: Annotated[
+        int | None, says("That the cache holds.", ge=0, serialization_alias="capacity_tokens")
+    ] = None
+    cases: list[CaseResult] = field(default_factory=list)
+    job: JobResult | None = None
+    error: Annotated[str | None, says("Why the side ended early.")] = None
+
+    @property
+    def name(self) -> str:
+        """For files: `bf16`, or `bf16-fa3` where several sides have a BF16 cache."""
+        return self.cache if self.alone else f"{self.cache}-{self.backend}"
+
+    @property
+    def label(self) -> str:
+        """For people: `BF16`, or `BF16 fa3`."""
+        return LABELS[self.cache] if self.alone else f"{LABELS[self.cache]} {self.backend}"
+
+    @property
+    def measured(self) -> bool:
+        return self.job_seconds is not None or any(result.repeats for result in self.cases)
+
+    @property
+    def job_seconds(self) -> float | None:
+        return None if self.job is None else self.job.seconds
+
+    def of(self, case: Case) -> CaseResult | None:
+        return next((result for result in self.cases if result.case == case), None)
+
+    def number(self, case: Case, name: Number) -> float | None:
+        value: float | None = getattr(self.of(case), name, None)
+        return value
+
+    def turn(self, number: int) -> Turn | None:
+        """Turn 0, 1, ... of the job; `None` when it was not measured."""
+        turns = () if self.job is None else self.job.turns
+        return turns[number] if number < len(turns) else None
+
+    def turn_seconds(self, number: int) -> float | None:
+        turn = self.turn(number)
+        return None if turn is None else turn.seconds
+
+
+@dataclass(frozen=True)
+class MeasuredArtifact:
+    name: Annotated[str, says("As it was asked for: a name, or a folder.")]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Speedup:
+    batch: Batch
+    context: Context
+    int2_over_bf16: float | None
+    int2_over_fp8: float | None
+    best: Best
+
+
+@dataclass(frozen=True)
+class JobRatios:
+    """Requests that all came at once, and the ratios of their throughput."""
+
+    requests: Annotated[int, Field(ge=1)]
+    context: Context
+    new_tokens: Annotated[int, says("Of every answer.", ge=1)]
+    turns: Annotated[int, says("Of every conversation.", ge=1)]
+    int2_over_bf16: float | None
+    int2_over_fp8: float | None
+    best: Best
+    turn_ratios: tuple[Ratios, ...]
+
+
+@dataclass
+class Report:
+    """What oscar-zoo bench serve prints: SGLang with BF16, FP8 and INT2 caches. Figures are medians
+    over the repeats. Ratios are null where a side failed or was not asked for, or the machine
+    cannot compare."""
 
     model: str
-    random_weights: bool
-    artifact: tuple[str, str]
-    device: str
-    new_tokens: int
-    cases: tuple[Case, ...]
-    sides: dict[Side, SideResult]
-    repeats: int = 1
-    bulk: Bulk | None = None
-    stopped: str | None = None
+    weights: Literal["random", "loaded"]
+    artifact: MeasuredArtifact
+    device: Annotated[str, says("Name of the GPU, or CPU.")]
+    new_tokens: Annotated[int, says("Of every request.", ge=0)]
+    cases: Annotated[tuple[Case, ...], *HIDDEN]
+    sides: Annotated[list[Side], says("Those that were started, in that order.")]
+    repeats: Annotated[int, says("How often each case was to be timed.", ge=1)] = 1
+    bulk: Annotated[Bulk | None, *HIDDEN] = None
+    stopped: Stopped = None
+    schema: Literal["oscar-zoo.bench-serve/2"] = "oscar-zoo.bench-serve/2"
+
+    @computed_field(
+        alias="speedup",
+        description="Time of one decode step with another cache over the time with INT2, by case.",
+    )
+    def speedups(self) -> tuple[Speedup, ...]:
+        return tuple(
+            Speedup(
+                **case.model_dump(),
+                **self.ratios(partial(self.speedup, case)),
+                best=self._backends(partial(self.best, case=case)),
+            )
+            for case in self.cases
+        )
+
+    @computed_field(
+        alias="capacity_ratio",
+        description="Tokens in the INT2 cache for each token in the other cache.",
+    )
+    def capacity_ratios(self) -> Ratios:
+        return self.ratios(self.capacity_ratio)
+
+    @computed_field(description="Why there are no ratios.")  # type: ignore[prop-decorator]
+    @property
+    def not_compared(self) -> str | None:
+        return NO_RATIO if self.device == "CPU" else None
+
+    @computed_field(description="Requests that all came at once, if asked for.")
+    def job(self) -> JobRatios | None:
+        if self.bulk is None:
+            return None
+        turns = range(self.bulk.turns)
+        return JobRatios(
+            **self.bulk.model_dump(),
+            **self.ratios(self.job_speedup),
+            best=self._backends(self.best_job),
+            turn_ratios=tuple(self.ratios(partial(self.turn_speedup, one)) for one in turns),
+        )
 
     @property
     def exit_code(self) -> int:
-        """128 and the signal that ended it early, 1 where a side failed, else 0."""
         if self.stopped is not None:
             return 128 + signal.Signals[self.stopped]
-        return int(bool(self.errors))
-
-    def to_json(self) -> dict[str, Any]:
-        """The whole report, with the name of its schema."""
-        return as_json(self)
-
-    @property
-    def not_compared(self) -> str | None:
-        """Why the report has no ratios, or `None` if it has."""
-        return NO_RATIO if self.device == "CPU" else None
-
-    @property
-    def errors(self) -> dict[Side, str]:
-        """One line per side that ended early."""
-        return {side: found.error for side, found in self.sides.items() if found.error is not None}
+        return int(any(side.error is not None for side in self.sides))
 
     @property
     def compared(self) -> tuple[Cache, ...]:
         """The stock caches that INT2 can be compared with in this report."""
-        if INT2 not in self.sides or self.not_compared is not None:
-            return ()
-        return tuple(cache for cache in STOCK if any(side.cache == cache for side in self.sides))
-
-    def result(self, side: Side, case: Case) -> CaseResult | None:
-        """The result of one case, or `None` when it was not begun."""
-        found = self.sides.get(side)
-        return None if found is None else found.of(case)
-
-    def number(self, side: Side, case: Case, name: str) -> float | None:
-        """The median of the figure `name`, or `None` where it was not measured."""
-        result = self.result(side, case)
-        figures = None if result is None else result.figures
-        value = None if figures is None else getattr(figures, name)
-        return None if value is None else float(value)
-
-    def note(self, side: Side, case: Case) -> str | None:
-        """Why a case has no figures or lacks repeats, or `None`."""
-        result = self.result(side, case)
-        if result is None:
-            return "not measured"
-        if result.refused is not None or len(result.repeats) == self.repeats:
-            return result.refused
-        return f"measured {len(result.repeats)} of {self.repeats} times"
+        there = {side.cache for side in self.sides}
+        known = "int2" in there and self.not_compared is None
+        return tuple(cache for cache in STOCK if known and cache in there)
 
     def best(self, cache: Cache, case: Case) -> Side | None:
         """The side with this cache that takes the least time per token, or `None` without any."""
-        return self._least(cache, lambda side: self.number(side, case, "ms_per_token"))
+        return self._least(cache, lambda side: side.number(case, "ms_per_token"))
+
+    def best_job(self, cache: Cache) -> Side | None:
+        return self._least(cache, lambda side: side.job_seconds)
 
     def speedup(self, case: Case, over: Cache) -> float | None:
         """Time of one decode step with the cache `over` over the time with INT2."""
-        best = self.best(over, case)
-        stock = None if best is None else self.number(best, case, "ms_per_token")
-        return self._ratio(stock, self.number(INT2, case, "ms_per_token"))
-
-    def capacity_ratio(self, over: Cache) -> float | None:
-        """Tokens in the INT2 cache per token in the cache `over`."""
-        found = (result.capacity for side, result in self.sides.items() if side.cache == over)
-        int2 = self.sides.get(INT2, SideResult()).capacity
-        return self._ratio(int2, max((tokens or 0 for tokens in found), default=None))
-
-    def turn(self, side: Side, number: int) -> TurnResult | None:
-        """Turn 0, 1, ... of the job; `None` when it was not measured."""
-        found = self.sides.get(side)
-        turns = found.bulk.turns if found is not None and found.bulk is not None else ()
-        return turns[number] if number < len(turns) else None
-
-    def turn_seconds(self, side: Side, number: int) -> float | None:
-        """Seconds of one turn of the job, or `None` when it was not measured."""
-        turn = self.turn(side, number)
-        return None if turn is None else turn.seconds
-
-    def job_seconds(self, side: Side) -> float | None:
-        """Seconds of all turns of the job, or `None` when it was not measured."""
-        found = self.sides.get(side)
-        return None if found is None or found.bulk is None else found.bulk.seconds
-
-    def best_job(self, cache: Cache) -> Side | None:
-        """The side with this cache that takes the least time for the whole job, or `None`."""
-        return self._least(cache, self.job_seconds)
+        return self._ratio(self.best(over, case), lambda side: side.number(case, "ms_per_token"))
 
     def job_speedup(self, over: Cache) -> float | None:
         """Throughput of INT2 over the throughput with the cache `over` in the whole job."""
-        best = self.best_job(over)
-        stock = None if best is None else self.job_seconds(best)
-        return self._ratio(stock, self.job_seconds(INT2))
+        return self._ratio(self.best_job(over), lambda side: side.job_seconds)
 
     def turn_speedup(self, number: int, over: Cache) -> float | None:
         """The same for one turn of the job, with the side that has the best whole job."""
-        best = self.best_job(over)
-        stock = None if best is None else self.turn_seconds(best, number)
-        return self._ratio(stock, self.turn_seconds(INT2, number))
+        return self._ratio(self.best_job(over), lambda side: side.turn_seconds(number))
+
+    def capacity_ratio(self, over: Cache) -> float | None:
+        """Tokens in the INT2 cache per token in the largest cache `over`."""
+        sizes = {side.cache: side.capacity or 0 for side in self.sides if side.cache == "int2"}
+        largest = max((side.capacity or 0 for side in self.sides if side.cache == over), default=0)
+        return self._quotient(sizes.get("int2"), largest)
+
+    def ratios(self, of: Callable[[Cache], float | None]) -> dict[Any, Any]:
+        """A ratio to each stock cache by its name; `None` where it was not measured."""
+        return {name: of(cache) for cache, name in RATIOS.items()}
+
+    def _backends(self, best: Callable[[Cache], Side | None]) -> dict[Any, str | None]:
+        return {cache: None if (side := best(cache)) is None else side.backend for cache in STOCK}
 
     def _least(self, cache: Cache, value: Callable[[Side], float | None]) -> Side | None:
-        """The side with this cache that has the smallest value."""
-        known = {
-            side: found
-            for side in self.sides
-            if side.cache == cache and (found := value(side)) is not None
-        }
-        return min(known, key=known.__getitem__, default=None)
+        sides = [side for side in self.sides if side.cache == cache]
+        known = [(found, n) for n, side in enumerate(sides) if (found := value(side)) is not None]
+        return sides[min(known)[1]] if known else None
 
-    def _ratio(self, above: float | None, below: float | None) -> float | None:
+    def _ratio(self, stock: Side | None, value: Callable[[Side], float | None]) -> float | None:
+        """The value of a stock side over that of INT2."""
+        int2 = next((side for side in self.sides if side.cache == "int2"), None)
+        return None if stock is None or int2 is None else self._quotient(value(stock), value(int2))
+
+    def _quotient(self, above: float | None, below: float | None) -> float | None:
         """`above / below`, if both were measured and the machine can be compared."""
         return above / below if above and below and self.not_compared is None else None
 
 
-SCHEMA = "oscar-zoo.bench-serve/2"
-RATIOS: dict[Cache, str] = {cache: f"int2_over_{cache}" for cache in STOCK}
-"""The names of the ratios by the cache that INT2 is compared with."""
 ENDS = ("min", "max")
 COLUMNS = (
     *("cache", "attention_backend", "batch", "context", "new_tokens", "repeats"),
@@ -170,64 +314,43 @@ COLUMNS = (
 )
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """The whole report, with the name of its schema."""
-    return {
-        "schema": SCHEMA,
-        "model": report.model,
-        "weights": "random" if report.random_weights else "loaded",
-        "artifact": {"name": report.artifact[0], "digest": report.artifact[1]},
-        "device": report.device,
-        "new_tokens": report.new_tokens,
-        "repeats": report.repeats,
-        "sides": [_side(report, side, result) for side, result in report.sides.items()],
-        "speedup": [_compared(report, case) for case in report.cases],
-        "capacity_ratio": _ratios(report.capacity_ratio),
-        "not_compared": report.not_compared,
-        "stopped": report.stopped,
-        "job": None if report.bulk is None else _job(report, report.bulk),
-    }
-
-
 def as_csv(report: Report) -> str:
     """One line per side and case, and per turn of the job; a missing number is empty."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for side, result in report.sides.items():
+    for side in report.sides:
         shared: dict[str, Any] = {
             "cache": side.cache,
-            "attention_backend": result.engine.get("attention_backend", side.backend),
-            "capacity_tokens": result.capacity,
+            "attention_backend": side.engine.get("attention_backend", side.backend),
+            "capacity_tokens": side.capacity,
         }
-        if side == INT2:
-            capacities = _ratios(report.capacity_ratio)
+        if side.cache == "int2":
+            capacities = report.ratios(report.capacity_ratio)
             shared |= {f"capacity_{name}": value for name, value in capacities.items()}
-        for row in _case_rows(report, side):
+        for row in (*_case_rows(report, side), *_turn_rows(report, side)):
             writer.writerow(shared | row)
-        if report.bulk is not None:
-            for row in _turn_rows(report, report.bulk, side, result):
-                writer.writerow(shared | row)
     return stream.getvalue()
 
 
 def _case_rows(report: Report, side: Side) -> Iterator[dict[str, Any]]:
     for case in report.cases:
-        result = report.result(side, case) or CaseResult(case)
-        row = {**case.model_dump(), "new_tokens": report.new_tokens, "repeats": len(result.repeats)}
-        row |= {name: report.number(side, case, name) for name in NUMBERS}
-        for name, values in result.spread.items():
-            row |= {f"{name}_{end}": value for end, value in zip(ENDS, values, strict=True)}
-        if side == INT2:
-            row |= _ratios(partial(report.speedup, case))
-        yield row | {"note": report.note(side, case)}
+        result = side.of(case) or CaseResult(**case.model_dump(), wanted=0, note="not measured")
+        row = {**case.model_dump(), "new_tokens": report.new_tokens, "repeats": result.repeats}
+        for name in NUMBERS:
+            row[name] = getattr(result, name)
+            ends = result.spread[name] or (None, None)
+            row |= {f"{name}_{end}": value for end, value in zip(ENDS, ends, strict=True)}
+        if side.cache == "int2":
+            row |= report.ratios(partial(report.speedup, case))
+        yield row | {"note": result.note}
 
 
-def _turn_rows(
-    report: Report, bulk: Bulk, side: Side, result: SideResult
-) -> Iterator[dict[str, Any]]:
-    for number in range(bulk.turns):
-        turn = report.turn(side, number)
+def _turn_rows(report: Report, side: Side) -> Iterator[dict[str, Any]]:
+    bulk = report.bulk
+    for number in range(bulk.turns if bulk else 0):
+        assert bulk is not None
+        turn = side.turn(number)
         row = {
             "batch": bulk.requests,
             "context": bulk.prompt(number),
@@ -236,60 +359,8 @@ def _turn_rows(
             "job_turn": number + 1,
             "job_s": turn and turn.seconds,
             "job_reused": turn and turn.reused,
-            "note": "not measured" if result.bulk is None else result.bulk.refused,
+            "note": "not measured" if side.job is None else side.job.refused,
         }
-        if side == INT2:
-            row |= _ratios(partial(report.turn_speedup, number))
+        if side.cache == "int2":
+            row |= report.ratios(partial(report.turn_speedup, number))
         yield row
-
-
-def _compared(report: Report, case: Case) -> dict[str, Any]:
-    best = {cache: report.best(cache, case) for cache in STOCK}
-    return {
-        **case.model_dump(),
-        **_ratios(partial(report.speedup, case)),
-        "best": {cache: side and side.backend for cache, side in best.items()},
-    }
-
-
-def _job(report: Report, bulk: Bulk) -> dict[str, Any]:
-    best = {cache: report.best_job(cache) for cache in STOCK}
-    return {
-        **bulk.model_dump(),
-        **_ratios(report.job_speedup),
-        "best": {cache: side and side.backend for cache, side in best.items()},
-        "turn_ratios": [
-            _ratios(partial(report.turn_speedup, number)) for number in range(bulk.turns)
-        ],
-    }
-
-
-def _ratios(of: Callable[[Cache], float | None]) -> dict[str, float | None]:
-    """The ratio to each stock cache by its name; `None` where it was not measured."""
-    return {name: of(cache) for cache, name in RATIOS.items()}
-
-
-def _side(report: Report, side: Side, result: SideResult) -> dict[str, Any]:
-    bulk = result.bulk
-    return {
-        "cache": side.cache,
-        "baseline": side.backend,
-        "sglang": result.sglang,
-        "engine": result.engine,
-        "start_s": result.up_s,
-        "capacity_tokens": result.capacity,
-        "cases": [_case(report, side, case) for case in result.cases],
-        "job": None if bulk is None else {"seconds": bulk.seconds, **asdict(bulk)},
-        "error": result.error,
-    }
-
-
-def _case(report: Report, side: Side, result: CaseResult) -> dict[str, Any]:
-    spread = result.spread
-    return {
-        **result.case.model_dump(),
-        "repeats": len(result.repeats),
-        **{name: report.number(side, result.case, name) for name in NUMBERS},
-        "spread": {name: list(spread[name]) if name in spread else None for name in NUMBERS},
-        "note": report.note(side, result.case),
-    }

@@ -1,4 +1,7 @@
-"""The engines of a comparison as command lines: only the cache and its attention differ. Pure.
+"""The engines of a comparison: as command lines, of which only the cache and its attention differ,
+and as processes, whose news are followed until they end.
+
+A side that fails keeps every repeat it measured and says in one line why it ended.
 
 Prompts are random token ids, so no side loads a tokenizer, and the prefix cache is off: every
 prompt is computed. A run with conversations turns it on, with the schedule that finds most prefixes
@@ -9,33 +12,35 @@ experts of a mixture get equal load.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import os
 import re
 import shutil
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from oscar_zoo.artifact.formats import Role, hadamard_set
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.engines.sglang import settings
-from oscar_zoo.engines.sglang.launch import plan
-from oscar_zoo.engines.sglang.launch.plan import child_environment, rank_port
+from oscar_zoo.engines.sglang import offline_process, settings
+from oscar_zoo.engines.sglang.launch import plan, server
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, child_environment, rank_port
 from oscar_zoo.engines.sglang.launch.starting import CACHE_TYPES, NO_PLUGIN
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case, OfflineJob
 from oscar_zoo.engines.sglang.sizing import CPU_FLAGS, device_flags, device_switches
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
+from oscar_zoo.evaluate.bench.report import Cache, CaseResult, Figures, JobResult, Side, Turn
 from oscar_zoo.models import config_file
 from oscar_zoo.registry.recipe import ModelRecipe
 
-Cache = Literal["bf16", "fp8", "int2"]
-CACHES: tuple[Cache, ...] = get_args(Cache)
-LABELS: dict[Cache, str] = {cache: cache.upper() for cache in CACHES}
 REFUSED_FLAGS = {
     "--attention-backend": "for the sides without INT2 use --baseline",
     "--prefill-attention-backend": "for the sides without INT2 use --baseline",
@@ -54,44 +59,9 @@ _BACKEND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True)
-class Side:
-    """One engine of a comparison.
-
-    Attributes:
-        cache: type of its cache; with `int2` it has the plugin, else it is stock SGLang.
-        backend: attention backend of a stock side; `None` for INT2, which has one of its own.
-        alone: whether no other side has this cache.
-    """
-
-    cache: Cache
-    backend: str | None = None
-    alone: bool = True
-
-    @property
-    def name(self) -> str:
-        """For files: `bf16`, or `bf16-fa3` where several sides have a BF16 cache."""
-        return self.cache if self.alone else f"{self.cache}-{self.backend}"
-
-    @property
-    def label(self) -> str:
-        """The name for people: `BF16`, or `BF16 fa3`."""
-        return LABELS[self.cache] if self.alone else f"{LABELS[self.cache]} {self.backend}"
-
-
-@dataclass(frozen=True)
 class Engines:
-    """What all sides share, and what only the INT2 side needs.
-
-    Attributes:
-        rotations, rotations_sha256: private folder with the files this library wrote, and their
-            artifact digest; `copy_of` is that of the artifact that they are a copy of.
-        kernels: private folder of compiled kernels.
-        requests: number of concurrent requests, unless the largest case has more.
-        port: a free port; engines take the ports of their workers near it.
-        flags: engine flags of the user, for all sides; those of the plugin for the INT2 side.
-        bulk: the job after the cases, or `None`.
-        gpu: number of the first GPU.
-    """
+    """What all sides share, and what only the INT2 side needs: `rotations`, a private folder with
+    files of the digest `rotations_sha256`, a copy of an artifact with the digest `copy_of`."""
 
     model: str
     random_weights: bool
@@ -100,20 +70,19 @@ class Engines:
     copy_of: str
     recipe: ServingRecipe
     device: str
-    kernels: Path
+    kernels: Path  # private folder of compiled kernels
     cases: tuple[Case, ...]
     new_tokens: int
     repeats: int
-    requests: int
-    port: int
+    requests: int  # at a time, unless the largest case has more
+    port: int  # engines take the ports of their workers near it
     revision: str | None = None
     flags: UserFlags = field(default_factory=UserFlags)
     bulk: Bulk | None = None
     gpu: int = 0
 
 
-def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> tuple[Side, ...]:
-    """The sides of a comparison, cache by cache: each stock cache once with every backend."""
+def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
     for backend in backends:
         if not _BACKEND.fullmatch(backend):
             raise UsageError(
@@ -123,9 +92,11 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> tuple[Side, .
     chosen = tuple(dict.fromkeys(backends))
     found = list[Side]()
     for cache in dict.fromkeys(caches):
-        stock = [Side(cache, backend, alone=len(chosen) == 1) for backend in chosen]
-        found += [Side(cache)] if cache == "int2" else stock
-    return tuple(found)
+        if cache == "int2":
+            found.append(Side(cache))
+        else:
+            found += [Side(cache, backend, alone=len(chosen) == 1) for backend in chosen]
+    return found
 
 
 def read_flags(words: Sequence[str]) -> UserFlags:
@@ -187,30 +158,23 @@ def command(
     side: Side, engines: Engines, place: Path, environ: Mapping[str, str]
 ) -> plan.LaunchPlan:
     """The child process of one side; it reads `place`, which holds its `job`."""
-    from oscar_zoo.engines.sglang import offline_process
-
-    env = child_environment(
-        environ, device="cpu" if engines.device == "cpu" else None, kernels=engines.kernels
-    )
+    device = "cpu" if engines.device == "cpu" else None
+    env = child_environment(environ, device=device, kernels=engines.kernels)
     # No server listens here, so the packages may come from where this process has its own.
     paths = [env.get("PYTHONPATH"), environ.get("PYTHONPATH")]
     if any(paths):
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     if side.cache != "int2":
         env["SGLANG_PLUGINS"] = NO_PLUGIN
-    return plan.LaunchPlan(
-        (sys.executable, "-P", "-m", offline_process.__name__, str(place)), env, ""
-    )
+    program = (sys.executable, "-P", "-m", offline_process.__name__, str(place))
+    return plan.LaunchPlan(program, env, "")
 
 
 def _rows(side: Side, engines: Engines) -> int:
     """Number of concurrent requests: one more than the largest batch, because with 128 rows one of
     128 requests waited on every side."""
-    limit = (
-        max(engines.requests, BASELINE_ROWS)
-        if side.cache != "int2" and engines.device != "cpu"
-        else engines.requests
-    )
+    stock_on_gpu = side.cache != "int2" and engines.device != "cpu"
+    limit = max(engines.requests, BASELINE_ROWS) if stock_on_gpu else engines.requests
     waiting = min(engines.bulk.requests if engines.bulk else 1, limit)
     most = max([waiting, *(case.batch + 1 for case in engines.cases)])
     return most if engines.device == "cpu" else max(most, engines.requests)
@@ -224,6 +188,7 @@ def _pool_flags(engines: Engines) -> dict[str, str]:
     return {"--max-total-tokens": str(max(usual, 2 * need))}
 
 
+POSITIONS = "max_position_embeddings"
 ROOM = 128
 """Positions beyond the longest request, because SGLang keeps a few for itself."""
 PREPARES_INPUT = (
@@ -237,7 +202,6 @@ PREPARES_INPUT = (
 
 
 def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
-    """A `config.json` with the shapes of a model of the zoo."""
     shapes, cache = recipe.weights, recipe.geometry
     if shapes is None:
         raise UsageError(
@@ -268,34 +232,155 @@ def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
 
 
 def longest_context(config: dict[str, Any]) -> int | None:
-    """Positions a model was made for, or `None` when its configuration does not say."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
-            return int(part["max_position_embeddings"])
-    return None
+    return next((int(part[POSITIONS]) for part in _with_positions(config)), None)
 
 
 def write_model(folder: Path, config: dict[str, Any], *, longest: int) -> None:
     """Write `config` to the new folder `folder`, with positions for the `longest` request."""
-    config = json.loads(json.dumps(config))
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
-            part["max_position_embeddings"] = max(part["max_position_embeddings"], longest + ROOM)
+    config = copy.deepcopy(config)
+    for part in _with_positions(config):
+        part[POSITIONS] = max(part[POSITIONS], longest + ROOM)
     folder.mkdir(mode=0o700)
     (folder / config_file.NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
+def _with_positions(config: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = (config, config.get("text_config"))
+    return [one for one in parts if isinstance(one, dict) and isinstance(one.get(POSITIONS), int)]
+
+
 def copy_what_prepares_input(source: Path, folder: Path) -> None:
-    """Copy the `PREPARES_INPUT` files of the model folder `source`, those that it has."""
     for name in PREPARES_INPUT:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 
 
 def write_rotations(folder: Path, geometry: Geometry) -> None:
-    """Write a K and a V file with the Hadamard matrix in every layer to the new folder `folder`."""
     folder.mkdir(mode=0o700)
     roles: tuple[Role, Role] = ("k", "v")
     for role in roles:
         content = rotation_bytes(hadamard_set(geometry, role))
         (folder / f"{role}_rotation.pt").write_bytes(content)
+
+
+POLL_SECONDS = 0.1
+Progress = Callable[[int, int, str], None]
+"""Called with the tokens done, the tokens in all and what is done; a total of 0 means unknown."""
+Arrivals = Sequence[tuple[float, int]]
+"""One request: pairs of seconds since all were sent and tokens by then; both ascend."""
+
+
+def measure(
+    plan: LaunchPlan, job: OfflineJob, log: Path, side: Side, *, limit: float, progress: Progress
+) -> None:
+    """Run all cases of `job` in the child of `plan`, and put what was measured, failures included,
+    into `side`. `limit` is in seconds for the start, and then for each repeat and the bulk."""
+    news = _News(Path(job.news))
+    progress(0, 0, "engine start")
+    try:
+        with server.running(plan, log) as child:
+            deadline = time.monotonic() + limit
+            while True:
+                ended = child.returncode is not None  # asked before its last words are read
+                with child.signals_wait():
+                    for item in news:
+                        if "done" in item or "error" in item:
+                            side.error = item.get("error")
+                            return
+                        if "progress" in item:
+                            progress(item["progress"], job.total_tokens, "requests")
+                        elif _take(item, side, job):
+                            deadline = time.monotonic() + limit
+                if ended:
+                    raise child.failure("the engine ended")
+                if time.monotonic() > deadline:
+                    side.error = f"{_doing(side, job)} took longer than {limit:,.0f} s"
+                    return
+                time.sleep(POLL_SECONDS)
+    except ServerFailed as error:
+        side.error = error.message.rstrip(".")
+        if isinstance(error, FlagRefused):
+            raise
+    except (KeyboardInterrupt, SystemExit):
+        for item in news:  # written since the last read
+            _take(item, side, job)
+        side.error = f"{_doing(side, job)} was interrupted"
+        raise
+
+
+def _take(item: dict[str, Any], side: Side, job: OfflineJob) -> bool:
+    """Put one item of news into `side`; return whether a timed step ended with it."""
+    if "up" in item:
+        side.start_s, side.capacity = float(item["up"]), int(item["capacity"])
+        side.sglang, side.engine = item["sglang"], item["engine"]
+        return True
+    if "bulk" in item:
+        turns = tuple(Turn(**turn) for turn in item["bulk"].get("turns", ()))
+        side.job = JobResult(turns, item["bulk"].get("refused"))
+    if "case" not in item:
+        return False
+    result = side.of(Case(**item["case"]))
+    if result is None:
+        result = CaseResult(**item["case"], wanted=job.repeats)
+        side.cases.append(result)
+    if "refused" in item:
+        result.refuse(item["refused"])
+    else:
+        result.add(figures(item["arrivals"]))
+    return True
+
+
+def _doing(side: Side, job: OfflineJob) -> str:
+    if side.start_s is None:
+        return "the start"
+    for case in job.cases:
+        known = side.of(case)
+        done = 0 if known is None else known.repeats
+        if done < job.repeats and not (known and known.refused):
+            which = f", repeat {done + 1} of {job.repeats}" if job.repeats > 1 else ""
+            return f"the case {case}{which}"
+    return "the end" if side.job is not None or job.bulk is None else "the job"
+
+
+class _News:
+    """The complete lines of a growing file, each once; an iteration ends at its current end."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self._path = path
+        self._offset = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with self._path.open("rb") as stream:
+            stream.seek(self._offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield json.loads(line)
+
+
+def figures(requests: Sequence[Arrivals]) -> Figures:
+    """The figures of one batch, from one entry per request, each with at least one arrival.
+
+    Decoding is timed while all requests run: from the first token of the last request to the end of
+    the first one. The first quarter of the tokens in between is left out as warm-up.
+    """
+    firsts = [arrivals[0][0] for arrivals in requests]
+    begin, end = max(firsts), min(arrivals[-1][0] for arrivals in requests)
+    gaps, rates = list[float](), list[float]()
+    for arrivals in requests:
+        shared = [one for one in arrivals if begin <= one[0] <= end]
+        steady = shared[len(shared) // 4 :]
+        for (earlier, fewer), (later, more) in itertools.pairwise(steady):
+            # Tokens that arrive together share their time.
+            gaps += [(later - earlier) / (more - fewer)] * (more - fewer)
+        seconds = steady[-1][0] - steady[0][0] if steady else 0
+        if seconds > 0:
+            rates.append((steady[-1][1] - steady[0][1]) / seconds)
+    return {
+        "ttft_s": begin,
+        "ttft_median_s": statistics.median(firsts),
+        "ms_per_token": 1000 * statistics.median(gaps) if gaps else None,
+        "tokens_per_second": sum(rates) if len(rates) == len(requests) else None,
+    }

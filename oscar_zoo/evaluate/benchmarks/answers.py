@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -176,10 +175,6 @@ def _damaged(path: Path, at: int) -> StorageError:
     )
 
 
-_THOUGHTS_END = "</think>"
-_THOUGHTS = re.compile(r"\s*<think>")
-
-
 @dataclass(frozen=True)
 class Generation:
     """How answers are generated, the same for every cache.
@@ -226,19 +221,11 @@ def chat_request(
     }
 
 
-def continuation_request(context: str, continuation: str) -> dict[str, Any]:
-    """What is asked for the log-probability of `continuation` behind `context`."""
-    return {"context": context, "continuation": continuation}
-
-
 def ask(client: ServerClient, request: Mapping[str, Any]) -> Answer:
-    """The server's answer to a request of this module."""
-    if "messages" in request:
-        return _chat(client, request)
-    return _log_probability(client, request["context"], request["continuation"])
-
-
-def _chat(client: ServerClient, request: Mapping[str, Any]) -> Answer:
+    """The server's answer to messages, or the log-probability of a continuation behind its
+    context."""
+    if "messages" not in request:
+        return _log_probability(client, request["context"], request["continuation"])
     said = client.post("/v1/chat/completions", {"model": "default", **request})
     try:
         choice, usage = said["choices"][0], said["usage"]
@@ -265,26 +252,18 @@ def _chat(client: ServerClient, request: Mapping[str, Any]) -> Answer:
 def _split(reasoning: str, content: str, *, asked_to_think: bool | None) -> tuple[str, str]:
     """Reasoning and answer, also of a server that does not separate them; reasoning that the
     generation cap has cut has no answer behind it."""
-    head, end, tail = content.rpartition(_THOUGHTS_END)
+    head, end, tail = content.rpartition("</think>")
     if end:
         return reasoning + head, tail.strip()
-    if _THOUGHTS.match(content) or (asked_to_think and not reasoning):
+    if content.lstrip().startswith("<think>") or (asked_to_think and not reasoning):
         return reasoning + content, ""
     return reasoning, content
 
 
 def _log_probability(client: ServerClient, context: str, continuation: str) -> Answer:
     """The sum over the tokens of `continuation`; spaces between the two belong to it."""
-    spaces = len(context) - len(context.rstrip())
-    if spaces:
-        context, continuation = context[:-spaces], context[-spaces:] + continuation
-    whole, before = client.tokenize(context + continuation), client.tokenize(context)
-    start = max(1, len(before))
+    before = context.rstrip()
+    whole = client.tokenize(context + continuation)
+    start = max(1, len(client.tokenize(before)))
     scored = client.score(whole, start=start - 1)
-    return Answer(
-        text="",
-        finish="scored",
-        prompt_tokens=len(whole),
-        completion_tokens=0,
-        log_probability=sum(scored.values),
-    )
+    return Answer("", "scored", len(whole), 0, log_probability=sum(scored.values))

@@ -46,30 +46,65 @@ class Rows:
 
 def sample_rows() -> Rows:
     """The packaged sample: 40 questions in GPQA's columns."""
-    data = (files("oscar_zoo") / "evaluate/benchmarks/sample/questions.jsonl").read_bytes()
-    return Rows({"": _lines(data, "the sample")}, f"sha256:{sha256_hex(data)}")
+    path = files("oscar_zoo") / "evaluate/benchmarks/sample/questions.jsonl"
+    return _rows(path.read_bytes(), ".jsonl", "the sample")
 
 
 def read_rows(path: Path) -> Rows:
     """The rows of a file of JSON lines, JSON, CSV, Parquet or Arrow."""
     if not path.is_file():
         raise PathNotFound.for_path(path, "data file")
-    data, suffix = path.read_bytes(), path.suffix.lower()
-    if suffix == ".jsonl":
-        rows = _lines(data, str(path))
-    elif suffix == ".json":
-        rows = _checked(_json(data, str(path)), str(path))
-    elif suffix == ".csv":
-        rows = [dict(row) for row in csv.DictReader(io.StringIO(_text(data, str(path))))]
-    elif suffix in (".parquet", ".arrow"):
-        rows = _table(data, suffix, path)
-    else:
+    if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
             f"{path} is of no kind that is read here.", hint=f"one of {' '.join(SUFFIXES)}"
         )
+    return _rows(path.read_bytes(), path.suffix.lower(), str(path))
+
+
+def _rows(data: bytes, suffix: str, what: str) -> Rows:
+    if suffix in (".parquet", ".arrow"):
+        rows = _table(data, suffix, what)
+    else:
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise UsageError(f"{what} is not UTF-8 text.", hint="convert it to UTF-8") from None
+        if suffix == ".csv":
+            rows = [dict(row) for row in csv.DictReader(io.StringIO(text))]
+        elif suffix == ".json":
+            rows = _json(text, what)
+        else:  # not splitlines: U+2028 may stand inside a string
+            lines = enumerate(text.split("\n"), 1)
+            rows = [_json(line, f"line {at} of {what}") for at, line in lines if line]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{what} is no list of objects.", hint="give one object per row")
     if not rows:
-        raise UsageError(f"{path} has no rows.", hint="give one question per row")
+        raise UsageError(f"{what} has no rows.", hint="give one question per row")
     return Rows({"": rows}, f"sha256:{sha256_hex(data)}")
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise UsageError(f"{what} is not JSON.", hint="give one object per row") from None
+
+
+def _table(data: bytes, suffix: str, what: str) -> Any:
+    try:
+        import pyarrow
+        from pyarrow import ipc, parquet
+    except ImportError:
+        raise MissingDependency.for_extra("pyarrow", "eval") from None
+    source = pyarrow.BufferReader(data)
+    try:
+        if suffix == ".parquet":
+            return parquet.read_table(source).to_pylist()
+        if data.startswith(b"ARROW1"):
+            return ipc.open_file(source).read_all().to_pylist()
+        return ipc.open_stream(source).read_all().to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise UsageError(f"cannot read {what}: {error}.", hint="is it complete?") from None
 
 
 def hub_rows(dataset: str, config: str | None, *, gated: str | None = None) -> Rows:
@@ -107,62 +142,10 @@ def _failure(
             f"the data set {dataset} is given only to those who accept its terms.",
             hint=f"accept them at {gated}, then log in: oscar-zoo login; {own}",
         )
-    if trouble is not None:
-        return HubUnreachable(
-            f"the data set {dataset} is not on this machine, and Hugging Face cannot be reached:"
-            f" {trouble}.",
-            hint=f"check the network, {own}",
-        )
-    if kinds & {"DatasetNotFoundError", "DataFilesNotFoundError", "ValueError"}:
+    if trouble is None and kinds & {"DatasetNotFoundError", "DataFilesNotFoundError", "ValueError"}:
         return UsageError(f"cannot read the data set {dataset}: {cause}.", hint=own[3:])
+    if trouble is not None:
+        cause = f"Hugging Face cannot be reached: {trouble}"
     return HubUnreachable(
-        f"cannot fetch the data set {dataset}: {cause}.", hint=f"check the connection, {own}"
+        f"cannot fetch the data set {dataset}: {cause}.", hint=f"check the network, {own}"
     )
-
-
-def _lines(data: bytes, what: str) -> list[Row]:
-    lines = _text(data, what).split("\n")  # not splitlines: U+2028 may stand inside a string
-    return _checked(
-        [_json(line.encode(), f"line {at} of {what}") for at, line in enumerate(lines, 1) if line],
-        what,
-    )
-
-
-def _json(data: bytes, what: str) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError:
-        raise UsageError(f"{what} is not JSON.", hint="give one object per row") from None
-
-
-def _checked(rows: Any, what: str) -> list[Row]:
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError(f"{what} is no list of objects.", hint="give one object per row")
-    return rows
-
-
-def _text(data: bytes, what: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageError(f"{what} is not UTF-8 text.", hint="convert it to UTF-8") from None
-
-
-def _table(data: bytes, suffix: str, path: Path) -> list[Row]:
-    try:
-        import pyarrow
-        from pyarrow import ipc, parquet
-    except ImportError:
-        raise MissingDependency.for_extra("pyarrow", "eval") from None
-    source = pyarrow.BufferReader(data)
-    try:
-        if suffix == ".parquet":
-            table = parquet.read_table(source)
-        elif data.startswith(b"ARROW1"):
-            table = ipc.open_file(source).read_all()
-        else:
-            table = ipc.open_stream(source).read_all()
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}.", hint="is it complete?") from None
-    rows: list[Row] = table.to_pylist()
-    return rows

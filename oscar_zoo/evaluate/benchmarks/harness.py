@@ -33,21 +33,33 @@ from lm_eval.tasks._yaml_loader import _import_fun_from_str, load_yaml
 
 from oscar_zoo import children
 from oscar_zoo.errors import OscarZooError, UsageError
-from oscar_zoo.evaluate import statistics
 from oscar_zoo.evaluate.benchmarks.answers import (
     Answer,
     Answers,
     Generation,
     Key,
     chat_request,
-    continuation_request,
     request_key,
 )
 from oscar_zoo.evaluate.benchmarks.data import Rows, hub_rows, sample_rows
 from oscar_zoo.evaluate.benchmarks.tasks import MMLU, SAMPLE, Benchmark
+from oscar_zoo.evaluate.statistics import Values
 
 CUT = "length"
 """How an answer ends that the generation cap cut."""
+CHOICES = 4
+"""Of a question whose choices are compared."""
+SHUFFLE_SEED = 0
+"""Of the order of choices, which GPQA's task draws at random."""
+SECONDS = 10.0
+"""A program may take this long."""
+MEMORY = 4 << 30
+"""Bytes of address space."""
+_MMLU_DESCRIPTION = "The following are multiple choice questions (with answers).\n\n"
+_TASKS = Path(lm_eval.__file__).parent / "tasks"
+_SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+_NOT_OURS = ("tag", "task_alias", "group", "include", "dataset_kwargs")
+Ask = Callable[[Mapping[str, Any]], Answer]
 
 
 @dataclass(frozen=True)
@@ -68,87 +80,18 @@ class ArmResult:
     repeats]`, and the answers in the order of repeats and questions."""
 
     arm: str
-    values: statistics.Values
+    values: Values
     used: tuple[tuple[Key, Answer], ...]
-
-    @property
-    def mean(self) -> statistics.Mean:
-        """The score, between 0 and 1."""
-        return statistics.mean(self.values)
 
     @property
     def exhausted_rate(self) -> float:
         """The share of answers that the generation cap cut."""
         return sum(answer.finish == CUT for _, answer in self.used) / len(self.used)
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(answer.prompt_tokens for _, answer in self.used)
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of all answers, with their reasoning."""
-        return sum(answer.completion_tokens for _, answer in self.used)
-
     def longer_than(self, tokens: int) -> float:
         """The share of requests with more than `tokens` tokens, prompt and answer."""
         longer = [a.prompt_tokens + a.completion_tokens > tokens for _, a in self.used]
         return sum(longer) / len(longer)
-
-
-def run_arm(
-    arm: str,
-    task: LoadedTask,
-    settings: Settings,
-    answers: Answers,
-    *,
-    ask: Ask | None,
-    tick: Callable[[], None] = lambda: None,
-) -> ArmResult:
-    """Every repeat of `task`, asked of the cache `arm`; without `ask`, which asks the server, only
-    kept answers are read."""
-    judged: list[Sequence[Judged]] = []
-    used: list[tuple[Key, Answer]] = []
-    for seed in settings.seeds:
-        model = KeptModel(
-            arm,
-            seed,
-            settings.generation,
-            answers,
-            ask=ask,
-            concurrency=settings.concurrency,
-            tick=tick,
-        )
-        judged.append(judge(task, model, limit=settings.limit, run_code=settings.run_code))
-        used += model.used
-    return ArmResult(arm, _values(judged), tuple(used))
-
-
-def kept_arm(arm: str, task: LoadedTask, settings: Settings, answers: Answers) -> ArmResult | None:
-    """As `run_arm` from kept answers alone; `None` when one is missing."""
-    try:
-        return run_arm(arm, task, settings, answers, ask=None)
-    except AnswersMissing:
-        return None
-
-
-def _values(judged: Sequence[Sequence[Judged]]) -> statistics.Values:
-    """`[questions, repeats]`; every repeat has the same questions in the same order."""
-    order = [(one.part, one.question) for one in judged[0]]
-    assert all([(one.part, one.question) for one in repeat] == order for repeat in judged)
-    columns = [[one.value for one in repeat] for repeat in judged]
-    return np.array(columns, dtype=np.float64).T
-
-
-CHOICES = 4
-"""Of a question whose choices are compared."""
-SHUFFLE_SEED = 0
-"""Of the order of choices, which GPQA's task draws at random."""
-_MMLU_DESCRIPTION = "The following are multiple choice questions (with answers).\n\n"
-_TASKS = Path(lm_eval.__file__).parent / "tasks"
-_SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
-_NOT_OURS = ("tag", "task_alias", "group", "include", "dataset_kwargs")
 
 
 @dataclass(frozen=True)
@@ -162,13 +105,35 @@ class LoadedTask:
     requests: int
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The worth of one answer, usually 0 or 1: the number of the question in the harness's task."""
+def run_arm(
+    arm: str,
+    task: LoadedTask,
+    settings: Settings,
+    answers: Answers,
+    *,
+    ask: Ask | None,
+    tick: Callable[[], None] = lambda: None,
+) -> ArmResult:
+    """Every repeat of `task`, asked of the cache `arm`; without `ask`, which asks the server, only
+    kept answers are read."""
+    columns: list[dict[tuple[str, int], float]] = []
+    used: list[tuple[Key, Answer]] = []
+    for seed in settings.seeds:
+        model = KeptModel(arm, seed, settings, answers, ask, tick)
+        columns.append(_judge(task, model, settings))
+        used += model.used
+    # Every repeat has the same questions in the same order.
+    assert all(list(one) == list(columns[0]) for one in columns)
+    values = np.array([list(one.values()) for one in columns], dtype=np.float64).T
+    return ArmResult(arm, values, tuple(used))
 
-    part: str
-    question: int
-    value: float
+
+def kept_arm(arm: str, task: LoadedTask, settings: Settings, answers: Answers) -> ArmResult | None:
+    """As `run_arm` from kept answers alone; `None` when one is missing."""
+    try:
+        return run_arm(arm, task, settings, answers, ask=None)
+    except AnswersMissing:
+        return None
 
 
 def load_task(benchmark: Benchmark, rows: Rows | None, *, limit: int | None = None) -> LoadedTask:
@@ -188,28 +153,26 @@ def load_task(benchmark: Benchmark, rows: Rows | None, *, limit: int | None = No
     return LoadedTask(benchmark, parts, " ".join(revisions) or None, requests)
 
 
-def judge(
-    loaded: LoadedTask, model: LM, *, limit: int | None = None, run_code: bool = False
-) -> list[Judged]:
-    """Have the harness ask `model` every question once, and judge the answers; `run_code` allows
-    programs of the model."""
+def _judge(loaded: LoadedTask, model: LM, settings: Settings) -> dict[tuple[str, int], float]:
+    """Have the harness ask `model` every question once, and judge the answers: their worth, by the
+    harness's task and the number of the question."""
     benchmark = loaded.benchmark
     with _quiet():
         found = evaluate(
             lm=model,
             task_dict={"tasks": dict(loaded.parts), "groups": {}},
-            limit=limit,
+            limit=settings.limit,
             bootstrap_iters=0,
             apply_chat_template=benchmark.kind == "generated",
             fewshot_as_multiturn=benchmark.kind == "generated",
-            confirm_run_unsafe_code=run_code,
+            confirm_run_unsafe_code=settings.run_code,
         )
-    return [
-        Judged(part, int(sample["doc_id"]), float(sample[benchmark.metric]))
+    return {
+        (part, int(sample["doc_id"])): float(sample[benchmark.metric])
         for part, samples in found["samples"].items()
         for sample in samples
         if sample["filter"] == benchmark.filter
-    ]
+    }
 
 
 def _files(benchmark: Benchmark, *, with_rows: bool) -> list[Path]:
@@ -323,9 +286,6 @@ def _quiet() -> Iterator[None]:
         random.setstate(state)
 
 
-Ask = Callable[[Mapping[str, Any]], Answer]
-
-
 class AnswersMissing(Exception):
     """Questions are open, and there is no server to ask; `args` is their number."""
 
@@ -335,28 +295,22 @@ class KeptModel(LM):  # type: ignore[misc]
     asked for with `ask`, or `AnswersMissing` is raised without it. `used` are the answers in the
     order of the questions."""
 
+    tokenizer_name = "server"
+
     def __init__(
         self,
         arm: str,
         seed: int,
-        generation: Generation,
+        settings: Settings,
         answers: Answers,
-        *,
         ask: Ask | None,
-        concurrency: int = 1,
-        tick: Callable[[], None] = lambda: None,
+        tick: Callable[[], None],
     ) -> None:
         super().__init__()
-        self._arm, self._seed, self._generation = arm, seed, generation
+        self._arm, self._seed, self._settings = arm, seed, settings
         self._answers, self._ask, self._tick = answers, ask, tick
-        self._concurrency = concurrency
         self._asked: Counter[str] = Counter()
         self.used: list[tuple[Key, Answer]] = []
-
-    @property
-    def tokenizer_name(self) -> str:
-        """The server has the tokenizer."""
-        return "server"
 
     def chat_template(self, *_: Any) -> str:
         """The server has the template."""
@@ -368,15 +322,14 @@ class KeptModel(LM):  # type: ignore[misc]
 
     def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
         """The text of every answer, without its reasoning."""
-        asked = [
-            chat_request(json.loads(one.args[0]), self._generation, self._seed) for one in requests
-        ]
+        generation = self._settings.generation
+        asked = [chat_request(json.loads(one.args[0]), generation, self._seed) for one in requests]
         return [answer.text for answer in self._all(asked)]
 
     def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
         """The log-probability of every continuation; whether it is the most likely one is not asked
         for, because no benchmark here reads it."""
-        asked = [continuation_request(*one.args[:2]) for one in requests]
+        asked = [{"context": one.args[0], "continuation": one.args[1]} for one in requests]
         return [(answer.log_probability or 0.0, False) for answer in self._all(asked)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
@@ -384,33 +337,33 @@ class KeptModel(LM):  # type: ignore[misc]
         raise NotImplementedError
 
     def _all(self, asked: Sequence[Mapping[str, Any]]) -> list[Answer]:
-        keys = [self._key(request) for request in asked]
-        open_ = [at for at, key in enumerate(keys) if self._answers.get(key) is None]
+        keys = []
+        for request in asked:
+            hashed = request_key(request)
+            keys.append(Key(self._arm, self._seed, hashed, self._asked[hashed]))
+            self._asked[hashed] += 1
+        pairs = zip(keys, asked, strict=True)
+        open_ = [(key, request) for key, request in pairs if self._answers.get(key) is None]
         for _ in range(len(asked) - len(open_)):
             self._tick()
-        if open_ and self._ask is None:
-            raise AnswersMissing(len(open_))
-        self._fill([(keys[at], asked[at]) for at in open_])
+        if open_:
+            if self._ask is None:
+                raise AnswersMissing(len(open_))
+            self._fill(open_, self._ask)
         found = [self._answers.get(key) for key in keys]
         self.used += zip(keys, found, strict=True)  # type: ignore[arg-type]
         return found  # type: ignore[return-value]
 
-    def _key(self, request: Mapping[str, Any]) -> Key:
-        hashed = request_key(request)
-        self._asked[hashed] += 1
-        return Key(self._arm, self._seed, hashed, self._asked[hashed] - 1)
-
-    def _fill(self, questions: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
+    def _fill(self, questions: Sequence[tuple[Key, Mapping[str, Any]]], ask: Ask) -> None:
         """Ask; the first failure ends it, and answers that were on their way are kept. Ctrl-C does
         not wait for them, because the end of the server ends them."""
 
         def one(question: tuple[Key, Mapping[str, Any]]) -> None:
             key, request = question
-            assert self._ask is not None
-            self._answers.keep(key, self._ask(request))
+            self._answers.keep(key, ask(request))
             self._tick()
 
-        pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="ask")
+        pool = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="ask")
         waits = True
         try:
             for _ in pool.map(one, questions):
@@ -421,11 +374,6 @@ class KeptModel(LM):  # type: ignore[misc]
         finally:
             pool.shutdown(wait=waits, cancel_futures=True)
 
-
-SECONDS = 10.0
-"""A program may take this long."""
-MEMORY = 4 << 30
-"""Bytes of address space."""
 
 _PASSED = 86
 """Exit code behind the tests: a program that ends Python itself has not passed."""

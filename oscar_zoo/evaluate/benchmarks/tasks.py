@@ -30,21 +30,17 @@ _CODE = (
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark.
+    """One benchmark: metric and filter are the harness's.
 
     Attributes:
-        name: as users write it.
         file: the task's configuration, below the harness's folder of tasks.
-        metric: of the harness, whose mean is the score.
-        filter: of the harness, that reads the answer.
-        kind: `generated`: the server writes an answer; `choice`: log-probabilities of the choices
-            are compared.
+        kind: `choice`: log-probabilities of the choices are compared.
         cap: tokens that an answer may have, with its reasoning, unless the user says otherwise.
         measures: what the score is called in records.
-        prompt: template in place of the harness's, or `None`.
-        scored_by: name of a task whose function judges the answer instead, or `None`.
+        prompt: template in place of the harness's.
+        scored_by: file of a task whose function judges the answer instead.
         fewshot: examples before the question, when data comes from the hub.
-        gated: page on which the terms of the data must be accepted, or `None`.
+        gated: page on which the terms of the data must be accepted.
         runs_code: whether judging runs what the model wrote.
         calibration_name: how manifests call the set when calibration overlaps with it.
     """

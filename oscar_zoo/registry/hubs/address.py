@@ -20,19 +20,15 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.specs import Spec
 from oscar_zoo.errors import OFFLINE_OPTION, WITHOUT_OPTION, StorageError, UsageError
 from oscar_zoo.registry.hubs import table
-from oscar_zoo.registry.hubs.base import Hub, is_true
+from oscar_zoo.registry.hubs.base import Hub, Limits, is_true
 from oscar_zoo.registry.hubs.local import LocalHub
-
-if TYPE_CHECKING:
-    from oscar_zoo.registry.hubs.http import Limits
 
 FILE_NAME = "config.toml"
 PUBLIC = ("hf:Zhongzhu/OSCAR-RotationZoo", "ms:togethercomputer/OSCAR-RotationZoo")
@@ -40,66 +36,33 @@ PUBLIC = ("hf:Zhongzhu/OSCAR-RotationZoo", "ms:togethercomputer/OSCAR-RotationZo
 
 _SEPARATOR = re.compile(rf"[,\s]+(?=(?:{'|'.join(table.HUBS)}):)", re.IGNORECASE)
 _OFFLINE = ("OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE")
-_Seconds = Annotated[float, Field(gt=0, le=3600)]
-
-
-class NetworkSettings(Spec):
-    """Limits of every request; see `http.Limits` for what each one means.
-
-    `answer`, `rate_window` and `patience` were limits of earlier versions and change nothing."""
-
-    connect: _Seconds | None = None
-    read: _Seconds | None = None
-    min_rate: Annotated[int, Field(ge=1)] | None = None
-    tries: Annotated[int, Field(ge=1, le=20)] | None = None
-    answer: Annotated[_Seconds | None, Field(exclude=True)] = None
-    rate_window: Annotated[_Seconds | None, Field(exclude=True)] = None
-    patience: Annotated[_Seconds | None, Field(exclude=True)] = None
-
-    def limits(self) -> Limits:
-        """These limits, and the usual ones where nothing is said."""
-        from oscar_zoo.registry.hubs.http import Limits
-
-        return Limits(**self.model_dump(exclude_none=True))
 
 
 class _File(Spec):
     hubs: tuple[str, ...] | None = None
     publish: str | None = None
     offline: bool = False
-    network: NetworkSettings = NetworkSettings()
+    network: Limits = Limits()
 
 
 @dataclass(frozen=True)
 class HubSettings:
-    """What is in force.
-
-    Attributes:
-        publish: where `publish` writes; without any, to the zoo of this user.
-        chosen: whether a flag, the environment or the file named the hubs; else they are the
-            defaults.
-        go_online: how to end offline mode.
-    """
+    """What is in force: the hubs to read, in order, those to publish to (without any, the zoo of
+    this user), whether no hub may be asked over the network, and how to end that."""
 
     read: tuple[str, ...]
     publish: tuple[str, ...]
-    chosen: bool
     offline: bool
-    network: NetworkSettings
+    network: Limits
     go_online: str = WITHOUT_OPTION
 
 
 class Sources:
-    """The hubs that one verb asks, in order, and whether it may ask them.
+    """The hubs that one verb asks, in order, and whether it may ask them: those `named`, else those
+    of `OSCAR_ZOO_HUB`, of `config.toml`, or the zoo of this user and the public ones.
 
     Nothing is read or opened before it is needed, so that a verb which finds everything in a folder
-    needs no valid configuration.
-
-    Args:
-        named: hubs as people write them; without any, those of `OSCAR_ZOO_HUB`, of `config.toml`,
-            or the zoo of this user and the public ones.
-        offline: use hubs in folders only; the configuration and the environment may say so too.
-    """
+    needs no valid configuration."""
 
     def __init__(self, named: str | Sequence[str] | None = None, *, offline: bool = False) -> None:
         self.named: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named or ())
@@ -107,14 +70,14 @@ class Sources:
 
     @cached_property
     def settings(self) -> HubSettings:
-        """The configuration in force; raises `UsageError` when `config.toml` is malformed."""
+        """The configuration in force."""
         return load(self.named, offline=self.asked_offline)
 
     @cached_property
     def hubs(self) -> tuple[Hub, ...]:
-        """The opened hubs, in order; raises `UsageError` when one of the names is not a hub."""
-        texts, network = self.settings.read, self.settings.network
-        wanted = [text for text in texts if not (self.offline and is_remote(text))]
+        """The opened hubs, in order; offline only those in folders."""
+        read, network = self.settings.read, self.settings.network
+        wanted = [text for text in read if not (self.offline and is_remote(text))]
         return tuple(open_hub(text, network=network) for text in wanted)
 
     @property
@@ -130,28 +93,22 @@ class Sources:
 
     @property
     def offline(self) -> bool:
-        """Whether no hub may be asked over the network."""
         return self.settings.offline
 
     @property
     def go_online(self) -> str:
-        """How to end offline mode."""
         return self.settings.go_online
 
 
 def is_remote(text: str) -> bool:
-    """Whether asking the hub that `text` names needs the network."""
     kind = table.kind_of(text)
     return kind is not None and kind.is_remote
 
 
-def open_hub(text: str | None = None, *, network: NetworkSettings | None = None) -> Hub:
+def open_hub(text: str | None = None, *, network: Limits | None = None) -> Hub:
     """The hub that `text` names, or the zoo of this user, a folder that the first publish creates;
-    nothing is asked or created yet.
-
-    Args:
-        network: limits of requests; default those of the configuration, which a folder needs not.
-    """
+    nothing is asked or created yet. `network` is by default what the configuration says, which a
+    folder needs not."""
     if text is None:
         return LocalHub(paths.default_zoo_dir(), must_exist=False)
     kind = table.kind_of(text)
@@ -159,40 +116,31 @@ def open_hub(text: str | None = None, *, network: NetworkSettings | None = None)
         place = text.partition(":")[2]
         if not kind.is_remote:
             return kind.open(place, None)
-        return kind.open(place, (network or load().network).limits())
+        return kind.open(place, network or load().network)
     # The text may hold somebody's password, in an address of another kind.
     text = re.sub(r"//[^/@]*@", "//***@", text)
-    form = (
-        f"a hub in a folder is written file:{text}"
-        if os.path.lexists(text)
-        else f"a hub is written {table.FORMS}"
-    )
-    raise UsageError(f"{text[:120]!r} is not a hub.", hint=form)
+    form = f"in a folder is written file:{text}" if os.path.lexists(text) else None
+    hint = f"a hub {form or f'is written {table.FORMS}'}"
+    raise UsageError(f"{text[:120]!r} is not a hub.", hint=hint)
 
 
 def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:
     """The hubs to publish to, those without commits last; default the zoo of this user."""
     settings = load(texts)
-    wanted = sorted(settings.publish, key=_is_written_last)
+    last = [scheme for scheme, kind in table.HUBS.items() if not kind.has_commits]
+    wanted = sorted(settings.publish, key=lambda hub: hub.partition(":")[0].casefold() in last)
     return tuple(open_hub(text, network=settings.network) for text in wanted) or (open_hub(),)
 
 
-def _is_written_last(text: str) -> bool:
-    kind = table.kind_of(text)
-    return kind is not None and not kind.has_commits
-
-
 def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
-    """The settings in force.
-
-    Args:
-        hubs: what the command line names; each may hold several, separated by commas or spaces.
-    """
+    """The settings in force; each of `hubs` may hold several, separated by commas or spaces."""
     stored = _read()
     named = _split(hubs) or _split([os.environ.get("OSCAR_ZOO_HUB", "")])
     listed = named or stored.hubs
     own = f"file:{paths.default_zoo_dir()}"
-    read = _expand(listed) if listed else (own, *PUBLIC)
+    read: tuple[str, ...] = (own, *PUBLIC)
+    if listed:
+        read = tuple(hub for text in listed for hub in (PUBLIC if text == "default" else (text,)))
     publish = named or ((stored.publish,) if stored.publish else ())
     offline = offline or os.environ.get("OSCAR_ZOO_OFFLINE") == OFFLINE_OPTION
     causes = [WITHOUT_OPTION] if offline else []
@@ -201,11 +149,7 @@ def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
     if stored.offline:
         causes.append(f"set offline = false in {paths.config_dir() / FILE_NAME}")
     go_online = WITHOUT_OPTION if offline else "; ".join(causes)
-    return HubSettings(read, publish, bool(listed), bool(causes), stored.network, go_online)
-
-
-def _expand(listed: Sequence[str]) -> tuple[str, ...]:
-    return tuple(hub for text in listed for hub in (PUBLIC if text == "default" else (text,)))
+    return HubSettings(read, publish, bool(causes), stored.network, go_online)
 
 
 def _split(texts: Sequence[str]) -> tuple[str, ...]:
@@ -221,12 +165,10 @@ def _read() -> _File:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(
-            f"{path}: {where}: {first['msg']}.", hint="the settings are listed in docs/hubs.md"
-        ) from None
+        hint = "the settings are listed in docs/hubs.md"
+        raise UsageError(f"{path}: {where}: {first['msg']}.", hint=hint) from None
     except OSError as error:
         raise StorageError.for_os(f"cannot read {path}", error) from None
     except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}.", hint="repair it or move it away"
-        ) from None
+        hint = "repair it or move it away"
+        raise UsageError(f"{path} cannot be read: {error}.", hint=hint) from None

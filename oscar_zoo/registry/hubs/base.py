@@ -8,10 +8,11 @@ commit until `refresh`.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 from oscar_zoo.artifact.names import ArtifactId
 
@@ -32,12 +33,30 @@ def is_true(variable: str) -> bool:
     return os.environ.get(variable, "").strip().casefold() in _TRUE
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How long a hub may take: seconds to connect and without a byte, bytes per second that a whole
+    answer must reach beside a minute, and how often a request is sent that breaks off or meets a
+    busy server."""
+
+    connect: float = 10.0
+    read: float = 30.0
+    min_rate: int = 100_000
+    tries: int = 3
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        most = {"connect": 3600.0, "read": 3600.0, "min_rate": math.inf, "tries": 20}
+        for name, limit in most.items():
+            if not 0 < getattr(self, name) <= limit:
+                raise ValueError(f"{name} is more than 0, and at most {limit:g}")
+
+
 @dataclass(frozen=True, order=True)
 class HubFile:
-    """One file of an artifact as a hub lists it.
-
-    `sha256` is `None` if the hub does not report it; `git_oid` is the sha1 of the git blob, if the
-    hub reports only that."""
+    """One file as a hub lists it; `git_oid` is the sha1 of the git blob, if the hub reports only
+    that."""
 
     path: str
     size: int
@@ -47,14 +66,9 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Change:
-    """What one publish, yank or mirror writes, all of it in one commit.
-
-    Attributes:
-        artifact: the new version, or `None` when only root files change.
-        files: its files by plain name; none of them may exist before.
-        root: files in the root of the hub to create or replace: `index.json`, `README.md`.
-        parent: `revision` of the view the change was made from.
-    """
+    """What one publish, yank or mirror writes, all of it in one commit: the files of a new version
+    by plain name, none of which may exist before, and files of the root to create or replace.
+    `parent` is the `revision` of the view that the change was made from."""
 
     artifact: ArtifactId | None
     files: Mapping[str, bytes]
@@ -82,15 +96,13 @@ class Commit:
 
 
 class Hub(Protocol):
-    """A place to read artifacts from and to publish them to.
-
-    Every method that asks a hub over the network may raise `NetworkError` (it did not answer;
-    another hub may be asked), `AccessError` (it refused; no other hub may be asked) or
-    `RepositoryNotFound`."""
+    """A place to read artifacts from and to publish them to. Who asks one over the network may get
+    a `NetworkError` (it did not answer; another hub may be asked), an `AccessError` (it refused; no
+    other hub may be asked) or `RepositoryNotFound`."""
 
     @property
     def name(self) -> str:
-        """The hub as people write it and commands take it: `file:/srv/zoo`, `hf:org/name`."""
+        """As people write it and commands take it: `file:/srv/zoo`, `hf:org/name`."""
 
     @property
     def title(self) -> str:
@@ -116,7 +128,7 @@ class Hub(Protocol):
     def fetch(
         self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
     ) -> bytes:
-        """The bytes of one file, as they are."""
+        """The bytes of one file, as they are; more than `limit` are refused."""
 
     def root_file(self, path: str) -> bytes | None:
         """`index.json` or `README.md` of the hub, or `None` when it has none."""

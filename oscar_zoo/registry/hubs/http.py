@@ -19,7 +19,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -37,6 +37,7 @@ from oscar_zoo.errors import (
     RateLimited,
     UnusableEnvironment,
 )
+from oscar_zoo.registry.hubs.base import Limits
 from oscar_zoo.registry.hubs.threads import within
 from oscar_zoo.version import __version__
 
@@ -57,28 +58,12 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 429)
 _PORTS = {"http": 80, "https": 443}
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
-_NO_PROXY = "NO_PROXY"
+_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 _IPV6 = re.compile(
     r"(\[(?P<inner>[0-9a-fA-F:.]+)\](:(?P<port>\d+))?|(?P<bare>[0-9a-fA-F.]*:[0-9a-fA-F:.]+))"
     r"(?P<range>/\d+)?"
 )
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a hub may take.
-
-    Attributes:
-        min_rate: bytes per second that a whole answer must reach, beside `LEAST_SECONDS`.
-        tries: how often a request is sent that breaks off or meets a busy server.
-    """
-
-    connect: float = 10.0
-    read: float = 30.0
-    min_rate: int = 100_000
-    tries: int = 3
 
 
 @dataclass(frozen=True)
@@ -98,12 +83,8 @@ had been sent."""
 
 
 class Failed(Exception):
-    """One try of a request that failed.
-
-    Args:
-        error: what to raise if this was the last try.
-        again: whether another try may help.
-    """
+    """One try of a request that failed: what to raise if it was the last one, whether another may
+    help, and how long the hub asks to wait."""
 
     def __init__(self, error: Exception, *, again: bool = False, wait: float | None = None) -> None:
         super().__init__()
@@ -155,9 +136,16 @@ class Transport:
         late = HubTimeout.for_hub(self.title, f"was not done within {seconds:.0f} s")
         client = http_client()  # making it takes time that is not the hub's
         end = time.monotonic() + seconds
+
+        def told(done: int) -> None:
+            if time.monotonic() >= end:
+                raise Failed(late)  # nobody waits any more
+            if progress is not None:
+                progress(done)
+
         for tried in count(1):
-            request = _Try(self, client, self._token, self._cookie, late, end)
-            step = partial(request.get, url, limit, size, progress)
+            # In a thread, since names are resolved and headers may drip without an end.
+            step = partial(self._try, client, url, limit, size, told)
             try:
                 left = end - time.monotonic()
                 return self._good(*within(left, step, error=lambda: Failed(late)))
@@ -182,41 +170,30 @@ class Transport:
             raise Failed(RateLimited.for_hub(self.title, wait), again=True, wait=wait)
         if 400 <= status < 500 and status not in _BUSY:
             raise self._refusal(reply, sent_token)
-        broken = HubUnreachable.for_hub(self.title, f"it answers with status {status}")
-        raise Failed(broken, again=status >= 400, wait=wait)
+        raise self._failed(f"it answers with status {status}", again=status >= 400, wait=wait)
 
-
-@dataclass(frozen=True)
-class _Try:
-    """One try of a request to `hub`, which ends with the error `late` at `end` on the monotonic
-    clock. It runs in a thread, since names are resolved and headers may drip without an end."""
-
-    hub: Transport
-    client: Any
-    token: Callable[[], str | None]
-    cookie: str | None
-    late: HubTimeout
-    end: float
-
-    def get(
-        self, url: str, limit: int, size: int | None, progress: Callable[[int], None] | None
+    def _try(
+        self, client: Any, url: str, limit: int, size: int | None, told: Callable[[int], None]
     ) -> tuple[HttpReply, bool]:
         """The answer, whatever its status, and whether a token went along."""
-        response, sent_token = self._open(url)
+        response, sent_token = self._open(client, url)
         with contextlib.closing(response):
+            chunks = self._chunks(client, response)
             if response.status_code == 200:
-                body = self._body(response, limit, size, progress)
+                body = self._body(response, chunks, limit, size, told)
             else:
-                body = self._beginning(response, MAX_REFUSAL_BYTES)
+                body = b""
+                while len(body) < MAX_REFUSAL_BYTES and (chunk := next(chunks, b"")):
+                    body += chunk
         headers = {name.lower(): value for name, value in response.headers.items()}
         return HttpReply(response.status_code, headers, body, str(response.url)), sent_token
 
-    def _open(self, url: str) -> tuple[Any, bool]:
+    def _open(self, client: Any, url: str) -> tuple[Any, bool]:
         """The first answer that is no redirect, its body still to be read."""
         source: Origin | None = None
         trusted = True
         for _ in range(MAX_REDIRECTS + 1):
-            response, source, sent_token = self._send(url, source, trusted)
+            response, source, sent_token = self._send(client, url, source, trusted)
             location = response.headers.get("location")
             if response.status_code not in _REDIRECTS or not location:
                 return response, sent_token
@@ -227,24 +204,24 @@ class _Try:
                 url = urljoin(str(response.url), location)
             except ValueError:
                 break
-        many = f"it redirects more than {MAX_REDIRECTS} times, or to no address"
-        raise Failed(self._unreachable(many))
+        raise self._failed(f"it redirects more than {MAX_REDIRECTS} times, or to no address")
 
-    def _send(self, url: str, source: Origin | None, trusted: bool) -> tuple[Any, Origin, bool]:
+    def _send(
+        self, client: Any, url: str, source: Origin | None, trusted: bool
+    ) -> tuple[Any, Origin, bool]:
         """Send one request; the answer without its body, where it came from, and whether a token
         went along."""
-        hub, client = self.hub, self.client
-        connect, read = hub.limits.connect, hub.limits.read
+        connect, read = self.limits.connect, self.limits.read
         times = {"connect": connect, "read": read, "write": read, "pool": connect}
         build = partial(client.build_request, "GET", extensions={"timeout": times})
-        request = self._reached(partial(build, url))
-        home = Origin.of(self._reached(partial(build, hub.endpoint)).url)
+        request = reached(self.title, client, partial(build, url))
+        home = Origin.of(reached(self.title, client, partial(build, self.endpoint)).url)
         target = Origin.of(request.url)
         if not (source or target).may_redirect_to(target):
-            cause = "it redirects to an unsafe address" if source else "its address is not valid"
-            raise Failed(self._unreachable(cause))
+            unsafe = "it redirects to an unsafe address" if source else "its address is not valid"
+            raise self._failed(unsafe)
         may_see = trusted and target.may_see_token_of(home)
-        token = checked_token(hub.title, client, self.token) if may_see else None
+        token = checked_token(self.title, client, self._token) if may_see else None
         # The client remembers cookies, and sends them to every port of a host.
         for name in ("authorization", "cookie"):
             request.headers.pop(name, None)
@@ -252,64 +229,46 @@ class _Try:
         request.headers["user-agent"] = f"oscar-zoo/{__version__}"
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"
-            if self.cookie is not None:
-                request.headers["cookie"] = f"{self.cookie}={token}"
+            if self._cookie is not None:
+                request.headers["cookie"] = f"{self._cookie}={token}"
         send = partial(client.send, request, stream=True, auth=None, follow_redirects=False)
-        return self._reached(send), target, token is not None
+        return reached(self.title, client, send), target, token is not None
 
     def _body(
         self,
         response: Any,
+        chunks: Iterator[bytes],
         limit: int,
         size: int | None,
-        progress: Callable[[int], None] | None,
+        told: Callable[[int], None],
     ) -> bytes:
-        """The body of a good answer."""
-        declared = _length(response.headers.get("content-length", ""))
+        length = response.headers.get("content-length", "")
+        declared = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
         if declared is not None and declared > limit:
             raise self._too_long(declared, limit)
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise Failed(self._unreachable("it compresses what was to be sent as it is"))
+            raise self._failed("it compresses what was to be sent as it is")
         body = bytearray()
-        for chunk in self._chunks(response):
+        for chunk in chunks:
             body += chunk
             if len(body) > limit:
                 raise self._too_long(len(body), limit)
-            if progress is not None:
-                progress(len(body))
+            told(len(body))
         if len(body) < (declared if declared is not None else size or 0):
-            raise Failed(self._unreachable("the connection broke off"), again=True)
+            raise self._failed("the connection broke off", again=True)
         return bytes(body)
 
-    def _beginning(self, response: Any, limit: int) -> bytes:
-        """The first `limit` bytes of the body, or a few more."""
-        body = bytearray()
-        for chunk in self._chunks(response):
-            body += chunk
-            if len(body) >= limit:
-                break
-        return bytes(body)
-
-    def _chunks(self, response: Any) -> Iterator[bytes]:
+    def _chunks(self, client: Any, response: Any) -> Iterator[bytes]:
         stream = response.iter_raw()
-        while chunk := self._reached(lambda: next(stream, b"")):
-            if time.monotonic() >= self.end:
-                raise Failed(self.late)  # nobody waits any more
+        while chunk := reached(self.title, client, lambda: next(stream, b"")):
             yield chunk
 
-    def _reached(self, step: Callable[[], T]) -> T:
-        return reached(self.hub.title, self.client, step)
-
-    def _unreachable(self, cause: str) -> HubUnreachable:
-        return HubUnreachable.for_hub(self.hub.title, cause)
+    def _failed(self, cause: str, *, again: bool = False, wait: float | None = None) -> Failed:
+        return Failed(HubUnreachable.for_hub(self.title, cause), again=again, wait=wait)
 
     def _too_long(self, got: int, limit: int) -> MalformedFile:
-        text = f"{self.hub.title} sends {got:,} bytes where at most {limit:,} were expected."
+        text = f"{self.title} sends {got:,} bytes where at most {limit:,} were expected."
         return MalformedFile("file.size", text)
-
-
-def _length(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def asked_to_wait(headers: Mapping[str, str]) -> float | None:
@@ -392,53 +351,27 @@ def http_client() -> Any:
     """The client that all requests of this process share: `httpx.Client` or `httpx2.Client`."""
     from huggingface_hub import get_session
 
-    for name in _set(_NO_PROXY):
+    for name in _in_force(["NO_PROXY"]):
         os.environ[name] = ",".join(map(_excepted, os.environ[name].split(",")))
     try:
         return get_session()
     except OSError:  # of which ssl's errors are
         hint = "correct or unset it; a file of certificates is in PEM"
-        found = _at_fault(_CERTIFICATES, _certificates)
-        error = UnusableEnvironment.of("certificate", found, hint)
+        error = UnusableEnvironment.of("certificate", _in_force(_CERTIFICATES), hint)
     except Exception as failure:
         # socks without socksio, an unknown scheme, and an address that is none
         known = isinstance(failure, ImportError | ValueError)
         if not known and type(failure).__name__ != "InvalidURL":
             raise
         hint = "correct or unset it; special characters of a password are percent-encoded"
-        found = _at_fault(_PROXIES, _proxy) or _set(_NO_PROXY)
-        error = UnusableEnvironment.of("proxy", found, hint)
+        error = UnusableEnvironment.of("proxy", _in_force(_PROXIES), hint)
     raise error
 
 
-def _set(*keys: str) -> list[str]:
-    """The variables of these names that are in force; those of proxies win in lower case."""
-    pairs = ((key.lower() if key.endswith("_PROXY") else key, key) for key in keys)
+def _in_force(variables: Iterable[str]) -> list[str]:
+    """Those of the variables that are set; those of proxies win in lower case."""
+    pairs = ((key.lower() if key.endswith("_PROXY") else key, key) for key in variables)
     return [name for pair in pairs for name in [n for n in pair if os.environ.get(n)][:1]]
-
-
-def _at_fault(keys: tuple[str, ...], use: Callable[[str], object]) -> list[str]:
-    """Those of the variables whose value `use` cannot take."""
-    found = []
-    for name in _set(*keys):
-        try:
-            use(os.environ[name])
-        except Exception:
-            found.append(name)
-    return found
-
-
-def _certificates(value: str) -> object:
-    kind = "capath" if os.path.isdir(value) else "cafile"  # noqa: PTH112  (any text)
-    return ssl.create_default_context(**{kind: value})  # type: ignore[arg-type]
-
-
-def _proxy(value: str) -> object:
-    """What the client makes of the address of a proxy."""
-    from huggingface_hub.utils import _http
-
-    library: Any = vars(_http).get("httpx2") or vars(_http)["httpx"]
-    return library.HTTPTransport(proxy=value if "://" in value else f"http://{value}", verify=False)
 
 
 def _excepted(entry: str) -> str:
@@ -453,7 +386,9 @@ def _excepted(entry: str) -> str:
 
 def reached(title: str, client: Any, call: Callable[[], T]) -> T:
     """What `call` returns, a step of a request to the hub `title`; raises `Failed`."""
-    library = _library(client)
+    # The module with the exceptions of the client, which may be of a class derived elsewhere.
+    modules = (sys.modules.get(cls.__module__.partition(".")[0]) for cls in type(client).__mro__)
+    library: Any = next(module for module in modules if hasattr(module, "InvalidURL"))
     try:
         return call()
     except OscarZooError:
@@ -467,32 +402,26 @@ def reached(title: str, client: Any, call: Callable[[], T]) -> T:
     raise failure
 
 
-def _library(client: Any) -> Any:
-    """The module that has the exceptions of `client`, which may be of a class derived elsewhere."""
-    modules = (sys.modules.get(cls.__module__.partition(".")[0]) for cls in type(client).__mro__)
-    return next(module for module in modules if hasattr(module, "InvalidURL"))
-
-
 def _failure(title: str, library: Any, error: Exception) -> Failed:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if isinstance(error, OfflineModeIsEnabled):
         text = f"{title} is not asked: HF_HUB_OFFLINE is set."
         return Failed(OfflineError(text, hint="unset it to reach hubs"))
-    if isinstance(error, library.ConnectTimeout):
-        return Failed(HubTimeout.for_hub(title, "does not accept connections"))
     if isinstance(error, library.TimeoutException):
-        return Failed(HubTimeout.for_hub(title, "fell silent"))
+        connecting = isinstance(error, library.ConnectTimeout)
+        what = "does not accept connections" if connecting else "fell silent"
+        return Failed(HubTimeout.for_hub(title, what))
+    cause, again = "the connection broke off", True
     # Some addresses upset urllib.
     if isinstance(error, library.InvalidURL | library.UnsupportedProtocol | ValueError):
-        return Failed(HubUnreachable.for_hub(title, "its address is not valid"))
-    if isinstance(error, library.ConnectError):
-        cause = _cause(error)
-        again = cause is None
-        return Failed(HubUnreachable.for_hub(title, cause or "no connection"), again=again)
-    if isinstance(error, library.ProxyError):
-        return Failed(HubUnreachable.for_hub(title, "the proxy refuses"))
-    return Failed(HubUnreachable.for_hub(title, "the connection broke off"), again=True)
+        cause, again = "its address is not valid", False
+    elif isinstance(error, library.ConnectError):
+        known = _cause(error)
+        cause, again = known or "no connection", known is None
+    elif isinstance(error, library.ProxyError):
+        cause, again = "the proxy refuses", False
+    return Failed(HubUnreachable.for_hub(title, cause), again=again)
 
 
 def _cause(error: BaseException | None) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 import re
@@ -40,8 +39,8 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.registry.hubs import http
-from oscar_zoo.registry.hubs.base import CARD_NAME, Change, Commit, HubFile, is_true
-from oscar_zoo.registry.hubs.http import HttpReply, Limits, Origin, Transport
+from oscar_zoo.registry.hubs.base import CARD_NAME, Change, Commit, HubFile, Limits, is_true
+from oscar_zoo.registry.hubs.http import HttpReply, Origin, Transport
 from oscar_zoo.registry.hubs.remote import Listing, RemoteHub
 from oscar_zoo.registry.hubs.threads import within
 
@@ -55,32 +54,20 @@ _SMALL = (".json", ".md")
 """Files that travel in the commit itself."""
 
 
-def open_huggingface(
-    repo: str, revision: str | None = None, *, limits: Limits | None = None
-) -> RemoteHub:
-    """The model repository `repo` (`org/name`) as a hub; nothing is asked yet."""
-    return RemoteHub(HuggingFaceSource(repo, limits=limits), revision=revision)
-
-
-class HuggingFaceSource:
-    """One model repository; see `remote.Source`.
-
-    Args:
-        endpoint: address of the hub; default `HF_ENDPOINT`, else that of the client.
-        token: default that of the client: `HF_TOKEN`, its own login.
-    """
+class HuggingFaceHub(RemoteHub):
+    """The model repository `org/name`. The defaults of endpoint and token are those of the client;
+    nothing is asked yet."""
 
     def __init__(
         self,
         repo: str,
+        revision: str | None = None,
         *,
         endpoint: str | None = None,
         token: str | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.repo = repo
-        self.name = f"hf:{repo}"
-        self.title = f"Hugging Face {repo}"
+        super().__init__("hf", "Hugging Face", repo, revision)
         self._endpoint = endpoint
         self._own_token = token
         self._limits = limits or Limits()
@@ -96,17 +83,14 @@ class HuggingFaceSource:
 
     @property
     def key(self) -> str:
-        return f"{self.name} {self.endpoint}"
+        return f"{self.plain_name} {self.endpoint}"
 
     def resolve(self, revision: str | None) -> str:
         if revision is not None and COMMIT.fullmatch(revision):
             return revision
-        address = (
-            f"{self._api}/revision/{quote(revision, safe='')}"
-            if revision is not None
-            else self._api
-        )
+        named = "" if revision is None else f"/revision/{quote(revision, safe='')}"
         seconds = min(http.ANSWER_SECONDS, self._limits.read)
+        address = f"{self._api}{named}"
         reply = self._transport(revision).get(address, limit=MAX_PAGE_BYTES, seconds=seconds)
         return parse_commit(reply.body, self.title)
 
@@ -142,24 +126,21 @@ class HuggingFaceSource:
         transport = self._transport(revision, file.path)
         return transport.get(address, limit=limit, size=file.size, progress=progress).body
 
-    def create(self, *, private: bool) -> None:
+    def create(self, *, private: bool = False) -> None:
         self._write(
             "creating it", lambda api: api.create_repo(self.repo, private=private, exist_ok=True)
         )
 
-    def commit(self, change: Change) -> Commit:
+    def write(self, change: Change) -> Commit:
         from huggingface_hub import CommitOperationAdd
 
         # Files in memory go the plain way of LFS: hubs without Xet take them too.
-        added = [
-            CommitOperationAdd(path, io.BytesIO(data))
-            for path, data in sorted(change.paths.items())
-        ]
+        paths = sorted(change.paths.items())
+        added = [CommitOperationAdd(path, io.BytesIO(data)) for path, data in paths]
 
         def send(api: Any) -> Any:
-            for each in (
-                added
-            ):  # several at once would go on threads that a process has to wait for at its end
+            # Several at once would go on threads that a process has to wait for at its end.
+            for each in added:
                 if not each.path_in_repo.endswith(_SMALL):
                     api.preupload_lfs_files(
                         self.repo, [each], create_pr=change.propose, free_memory=False
@@ -172,20 +153,31 @@ class HuggingFaceSource:
                 create_pr=change.propose,
             )
 
-        info = self._write("writing", send, size=sum(map(len, change.paths.values())))
+        info = self._write("writing", send, size=sum(len(data) for _, data in paths))
         if not COMMIT.fullmatch(str(info.oid)):
             raise HubUnreachable.for_hub(self.title, "its answer names no commit")
-        if (
-            change.propose and not info.pr_url
-        ):  # the client sends nothing where nothing would change
-            raise ConflictError(
-                f"{self.title} has all of this already: there is nothing to propose."
-            )
+        if change.propose and not info.pr_url:  # nothing would change
+            text = f"{self.title} has all of this already: there is nothing to propose."
+            raise ConflictError(text)
         return Commit(info.oid, info.pr_url if change.propose else None)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
         target = revision or self.resolve(None)
-        put = partial(_put_tag, self.repo, name, target, message)
+
+        def put(api: Any) -> str:
+            """Create the tag; the commit that it is on now, which may be another one."""
+            from huggingface_hub.errors import HfHubHTTPError
+
+            try:
+                api.create_tag(self.repo, tag=name, tag_message=message, revision=target)
+            except HfHubHTTPError as error:
+                if error.response.status_code != 409:
+                    raise
+                tags = api.list_repo_refs(self.repo).tags
+                found = [tag.target_commit for tag in tags if tag.name == name]
+                return str(found[0]) if found else "that nobody names"
+            return target
+
         found = self._write("tagging", put)
         if found != target:
             raise ConflictError(
@@ -199,14 +191,8 @@ class HuggingFaceSource:
 
     def _transport(self, revision: str | None, path: str | None = None) -> Transport:
         def refuse(reply: HttpReply, sent_token: bool) -> Exception:
-            return refusal(
-                self.title,
-                reply.status,
-                reply.headers,
-                sent_token=sent_token,
-                revision=revision,
-                path=path,
-            )
+            given = (self.title, reply.status, reply.headers)
+            return refusal(*given, sent_token=sent_token, revision=revision, path=path)
 
         return Transport(
             self.title, self.endpoint, token=self._token, refusal=refuse, limits=self._limits
@@ -219,19 +205,16 @@ class HuggingFaceSource:
         """What `call` returns, which may use the client; its failures in our words."""
         seconds = WRITE_SECONDS + size / http.WRITE_RATE
         late = HubTimeout.for_hub(self.title, f"was not done with {doing} within {seconds:.0f} s")
-        from huggingface_hub import HfApi
-
         client = http.http_client()
         try:
-            write = partial(self._run, HfApi, client, doing, call)
-            return within(seconds, write, error=lambda: late)
+            return within(seconds, partial(self._run, client, doing, call), error=lambda: late)
         except http.Failed as failed:
             error = failed.error
         raise error
 
-    def _run(
-        self, make: Callable[..., Any], client: Any, doing: str, call: Callable[[Any], T]
-    ) -> T:
+    def _run(self, client: Any, doing: str, call: Callable[[Any], T]) -> T:
+        from huggingface_hub import HfApi
+
         build = partial(client.build_request, "GET", self.endpoint)
         home = Origin.of(http.reached(self.title, client, build).url)
         if not home.is_private:
@@ -242,7 +225,7 @@ class HuggingFaceSource:
             raise LoginRequired(
                 f"{self.title} takes changes from users only.", hint="log in: oscar-zoo login"
             )
-        api = make(endpoint=self.endpoint, token=token)
+        api = HfApi(endpoint=self.endpoint, token=token)
         with _quiet():
             answer = partial(self._understood, doing, partial(call, api))
             return http.reached(self.title, client, answer)
@@ -252,7 +235,10 @@ class HuggingFaceSource:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
         try:
-            return _unwrapped(call)
+            try:
+                return call()
+            except RuntimeError as error:  # uploads hide behind one what happened
+                raise error.__cause__ or error from None
         except HfHubHTTPError as error:
             status = error.response.status_code
             headers = {name.lower(): value for name, value in error.response.headers.items()}
@@ -263,11 +249,7 @@ class HuggingFaceSource:
             failure = UsageError(
                 f"{self.repo!r} is no repository of Hugging Face.", hint="write hf:ORG/NAME"
             )
-        except json.JSONDecodeError:
-            failure = HubUnreachable.for_hub(self.title, "it sends something else instead of JSON")
-        except KeyError as error:
-            failure = HubUnreachable.for_hub(self.title, f"its answer has no {error.args[0]!r}")
-        except ValueError as error:
+        except (KeyError, ValueError) as error:  # of which those of JSON are
             failure = HubUnreachable.for_hub(self.title, "its answer makes no sense")
             if CARD_NAME in str(error):
                 message = f"{self.title} does not take the metadata at the top of {CARD_NAME}."
@@ -286,31 +268,6 @@ def user_token() -> str | None:
     raise LoginRequired(
         "the token for Hugging Face cannot be read.", hint="log in again: oscar-zoo login"
     )
-
-
-def _put_tag(repo: str, name: str, target: str, message: str, api: Any) -> str:
-    """Create a tag, and tell which commit it is on now: `target`, or where it was before."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        api.create_tag(repo, tag=name, tag_message=message, revision=target)
-    except HfHubHTTPError as error:
-        if error.response.status_code != 409:
-            raise
-        found = [tag.target_commit for tag in api.list_repo_refs(repo).tags if tag.name == name]
-        return str(found[0]) if found else "that nobody names"
-    return target
-
-
-def _unwrapped(call: Callable[[], T]) -> T:
-    """`call`, whose uploads hide what happened behind a `RuntimeError`."""
-    try:
-        return call()
-    except RuntimeError as error:
-        cause = error.__cause__
-        if cause is None:
-            raise
-    raise cause
 
 
 @contextlib.contextmanager
@@ -429,13 +386,10 @@ def _file(row: dict[str, Json], title: str) -> HubFile:
         if not _matches(COMMIT, oid):
             raise HubUnreachable.for_hub(title, "its listing has a file without an oid")
         return HubFile(path, size, None, str(oid))
-    if (
-        not isinstance(lfs, dict)
-        or not _matches(_SHA256, lfs.get("oid"))
-        or lfs.get("size") != size
-    ):
+    told = lfs if isinstance(lfs, dict) else {}
+    if not _matches(_SHA256, told.get("oid")) or told.get("size") != size:
         raise HubUnreachable.for_hub(title, "its listing has a file in LFS without a sha256")
-    return HubFile(path, size, lfs["oid"])
+    return HubFile(path, size, str(told["oid"]))
 
 
 def _matches(pattern: re.Pattern[str], value: Json) -> bool:

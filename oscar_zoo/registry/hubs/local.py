@@ -84,29 +84,20 @@ class LocalHub:
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
         """Every artifact, sorted. Links and names outside the grammar are no artifacts."""
-        with durable.storage_errors(f"cannot list {self.name}"):
-            if not self.root.is_dir():
-                if self._must_exist or self.root.exists():
-                    raise PathNotFound(
-                        f"no such folder for a hub: {self.root}",
-                        hint=self._make_one,
-                    )
-                return ()
-            found = self._listed()
-            if not found and self._must_exist and _holds_other_files(self.root):
-                raise PathNotFound(
-                    f"there is no hub at {self.name}: the folder holds other files.",
-                    hint=self._make_one,
-                )
-            return found
-
-    @property
-    def _make_one(self) -> str:
-        """What to do where no hub is."""
-        return (
+        make = (
             "check the path of the hub, and OSCAR_ZOO_HUB if it names the hub; to make a new one"
             f" there: oscar-zoo publish FOLDER --hub {quote(self.name)} --create"
         )
+        with durable.storage_errors(f"cannot list {self.name}"):
+            if not self.root.is_dir():
+                if self._must_exist or self.root.exists():
+                    raise PathNotFound(f"no such folder for a hub: {self.root}", hint=make)
+                return ()
+            found = self._listed()
+            if not found and self._must_exist and _holds_other_files(self.root):
+                text = f"there is no hub at {self.name}: the folder holds other files."
+                raise PathNotFound(text, hint=make)
+            return found
 
     def _listed(self) -> tuple[ArtifactId, ...]:
         return tuple(
@@ -114,19 +105,18 @@ class LocalHub:
                 ArtifactId(model, tag)
                 for model in _folders(self.root)
                 for tag in _folders(self.root / model)
-                if _has_entries(self.root / model / tag)
+                if _entries(self.root / model / tag)
             )
         )
 
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
         """The files of `artifact` with size and sha256, sorted. Hidden files are left out; links
         are refused."""
-        folder = self._folder(artifact)
-        return tuple(
-            HubFile(name, len(data), sha256_hex(data))
-            for name in _plain_files(folder)
-            for data in (read_file(folder / name, max_bytes=MAX_PAYLOAD_BYTES),)
-        )
+        folder, found = self._folder(artifact), []
+        for name in _plain_files(folder):
+            data = read_file(folder / name, max_bytes=MAX_PAYLOAD_BYTES)
+            found.append(HubFile(name, len(data), sha256_hex(data)))
+        return tuple(found)
 
     def fetch(
         self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
@@ -141,13 +131,15 @@ class LocalHub:
         """A file in the root, or `None`; the index always as it was when `revision` was read."""
         if path == INDEX_NAME:
             return self._pinned_index()
-        return self._read_root(path)
+        try:
+            return read_file(self.root / check_part(path, "file name"), max_bytes=MAX_ROOT_BYTES)
+        except PathNotFound:
+            return None
 
     def commit(self, change: Change) -> Commit:
         if change.propose:
-            raise UsageError(
-                f"{self.title} takes no proposals.", hint="publish without --create-pr"
-            )
+            text = f"{self.title} takes no proposals."
+            raise UsageError(text, hint="publish without --create-pr")
         for name in (*change.files, *change.root):
             check_part(name, "file name")
         if change.artifact is not None:
@@ -195,9 +187,8 @@ class LocalHub:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Be the only writer; where the file system has no locks, one of several."""
-        descriptor = os.open(
-            self.root / _LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
-        )
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.root / _LOCK_NAME, flags, 0o666)
         with durable.held_descriptor(descriptor, timeout=_LOCK_SECONDS) as state:
             if state == "late":
                 raise StorageError(
@@ -211,12 +202,6 @@ class LocalHub:
             self._view = (turns.current(self.root),)
         return self._view[0]
 
-    def _read_root(self, path: str) -> bytes | None:
-        try:
-            return read_file(self.root / check_part(path, "file name"), max_bytes=MAX_ROOT_BYTES)
-        except PathNotFound:
-            return None
-
     def _folder(self, artifact: ArtifactId) -> Path:
         parts = (check_part(artifact.model), check_part(artifact.tag))
         folder = durable.refuse_links(self.root, *parts)
@@ -228,33 +213,27 @@ class LocalHub:
         return folder
 
 
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
 def _folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [
-            entry.name
-            for entry in entries
-            if entry.is_dir(follow_symlinks=False) and _is_safe(entry.name)
-        ]
-
-
-def _has_entries(folder: Path) -> bool:
-    with os.scandir(folder) as entries:
-        return next(entries, None) is not None
+    found = [entry.name for entry in _entries(folder) if entry.is_dir(follow_symlinks=False)]
+    return [name for name in found if _is_safe(name)]
 
 
 def _holds_other_files(folder: Path) -> bool:
     """Whether a folder without artifacts is something else than a hub that is still empty, or into
     which somebody writes the first version just now."""
-    with os.scandir(folder) as entries:
-        names = {entry.name for entry in entries}
-    if names & {INDEX_NAME, _LOCK_NAME}:
-        return False
-    return any(not name.startswith(".") for name in names)
+    names = {entry.name for entry in _entries(folder)}
+    shown = any(not name.startswith(".") for name in names)
+    return shown and not names & {INDEX_NAME, _LOCK_NAME}
 
 
 def _plain_files(folder: Path) -> list[str]:
     names = []
-    for entry in os.scandir(folder):
+    for entry in _entries(folder):
         if entry.name.startswith("."):
             continue
         durable.refuse_links(folder, entry.name)

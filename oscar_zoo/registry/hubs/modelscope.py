@@ -13,84 +13,98 @@ the other's entry until that is published once more.
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import logging
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.errors import (
     ConflictError,
     DigestMismatchError,
+    HubTimeout,
+    HubUnreachable,
+    MissingDependency,
     NetworkError,
     NotFoundError,
+    OscarZooError,
+    RateLimited,
     RepositoryNotFound,
     RevisionNotFound,
     StaleRevision,
     UsageError,
 )
 from oscar_zoo.registry.hubs import modelscope_wire as wire
-from oscar_zoo.registry.hubs.base import Change, Commit, HubFile, is_true
-from oscar_zoo.registry.hubs.http import HttpReply, Limits, Transport
-from oscar_zoo.registry.hubs.modelscope_wire import Client, Listing, Refused
+from oscar_zoo.registry.hubs.base import CARD_NAME, Change, Commit, HubFile, Limits, is_true
+from oscar_zoo.registry.hubs.http import WRITE_RATE, HttpReply, Origin, Transport
+from oscar_zoo.registry.hubs.modelscope_wire import Listing, Refused
 from oscar_zoo.registry.hubs.remote import RemoteHub
+from oscar_zoo.registry.hubs.threads import within
+
+T = TypeVar("T")
 
 BRANCH = "master"
 SITES = ("https://modelscope.cn", "https://www.modelscope.ai")
 """The public hub, in the order the client asks."""
 LISTING_SECONDS = 60.0
 _COOKIE = "m_session_id"
+_ANSWER_SECONDS = 90.0
+"""How long the hub may take for a request, with the tries the client makes."""
+_INLINE_BYTES = 64 << 10
+"""Up to here a file travels inside the commit, as the client does it; rotations and their like
+never do."""
 
 
-def open_modelscope(
-    repo: str,
-    revision: str | None = None,
-    *,
-    limits: Limits | None = None,
-    endpoint: str | None = None,
-) -> RemoteHub:
-    """The repository `repo` on ModelScope as a hub; nothing is asked yet.
-
-    Args:
-        revision: branch, tag or commit to look at; default `master`, the only branch that is
-            written.
-        endpoint: address of the hub; default `MODELSCOPE_ENDPOINT`, `MODELSCOPE_DOMAIN`, else the
-            public sites.
-    """
-    return RemoteHub(ModelScopeSource(repo, limits=limits, endpoint=endpoint), revision=revision)
-
-
-class ModelScopeSource:
-    """One repository on ModelScope; see `remote.Source`, and `open_modelscope` for the
-    arguments."""
+class ModelScopeHub(RemoteHub):
+    """The repository `repo` on ModelScope; `master` is the only branch that is written. The default
+    of `endpoint` is that of the client; nothing is asked yet."""
 
     def __init__(
-        self, repo: str, *, limits: Limits | None = None, endpoint: str | None = None
+        self,
+        repo: str,
+        revision: str | None = None,
+        *,
+        limits: Limits | None = None,
+        endpoint: str | None = None,
     ) -> None:
+        super().__init__("ms", "ModelScope", repo, revision)
         own = endpoint or _configured_endpoint()
-        addresses = (own,) if own else _public_sites()
-        self.name = f"ms:{repo}"
-        self.title = f"ModelScope {repo}"
-        self.key = " ".join((self.name, *addresses))
-        self._repo = repo
-        self._limits = limits or Limits()
-        tokens = (_token, *[_no_token] * (len(addresses) - 1))
-        self._sites = [self._site(*pair) for pair in zip(addresses, tokens, strict=True)]
+        second_first = is_true("MODELSCOPE_PREFER_AI_SITE")
+        addresses = (own,) if own else SITES[::-1] if second_first else SITES
+        self._sites = [
+            Transport(
+                self.title,
+                address,
+                token=_token if address == addresses[0] else lambda: None,
+                refusal=_refused,
+                cookie=_COOKIE,
+                limits=limits,
+            )
+            for address in addresses
+        ]
         self._home = self._sites[0] if own else None
-        self._listed: Listing | None = None
+        self._last: Listing | None = None
+
+    @property
+    def key(self) -> str:
+        return " ".join((self.plain_name, *(site.endpoint for site in self._sites)))
 
     def resolve(self, revision: str | None) -> str:
-        listed = self._listed
-        if revision is not None and (
-            wire.is_commit(revision) or (listed and listed.revision == revision)
-        ):
+        known = self._last is not None and self._last.revision == revision
+        if revision is not None and (known or wire.is_commit(revision)):
             return revision
-        self._listed = self._list(revision or BRANCH)
-        return self._listed.revision
+        self._last = self._find(revision or BRANCH)[1]
+        return self._last.revision
 
     def listing(self, revision: str) -> Mapping[str, HubFile]:
-        listed = self._listed
+        listed = self._last
         if listed is None or listed.revision != revision:
-            listed = self._listed = self._list(revision)
+            listed = self._last = self._find(revision)[1]
         return listed.files
 
     def read(
@@ -102,43 +116,42 @@ class ModelScopeSource:
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
         site = self._home or self._find(revision)[0]
-        url = wire.address(
-            site.endpoint, self._repo, "repo", Revision=wire.name_of(revision), FilePath=file.path
-        )
+        asked = {"Revision": wire.name_of(revision), "FilePath": file.path}
+        url = wire.address(site.endpoint, self.repo, "repo", **asked)
         try:
             return site.get(url, limit=limit, size=file.size, progress=progress).body
         except Refused as refused:
             refusal = refused
         if refusal.is_missing:
-            raise NotFoundError(
-                f"{self.title} lists {file.path}, but does not have it.", hint="tell its owner"
-            )
+            text = f"{self.title} lists {file.path}, but does not have it."
+            raise NotFoundError(text, hint="tell its owner")
         raise refusal.as_error(self.title, doing="reading")
 
-    def create(self, *, private: bool) -> None:
-        with self._client() as client:
-            client.create(private=private)
+    def create(self, *, private: bool = False) -> None:
+        visibility = "private" if private else "public"
+        with self._client() as api:
+            self._make(partial(api.create_repo, self.repo, "model", visibility=visibility))
 
-    def commit(self, change: Change) -> Commit:
+    def write(self, change: Change) -> Commit:
         if change.propose:
-            raise UsageError(
-                f"{self.title} takes no proposals.", hint="publish without --create-pr"
-            )
-        before = self._list(BRANCH)
+            text = f"{self.title} takes no proposals."
+            raise UsageError(text, hint="publish without --create-pr")
+        before = self._find(BRANCH)[1]
         new = change.paths.keys() - change.root.keys()
         if change.parent not in (None, before.revision) or not new.isdisjoint(before.files):
             raise StaleRevision.for_hub(self.title)
-        with self._client() as client:
-            made = client.commit(change.paths, change.message, BRANCH)
-        self._listed = after = self._list(BRANCH)
+        with self._client() as api:
+            made = self.send(api, change.paths, change.message)
+        self._last = after = self._find(BRANCH)[1]
         self._check_arrived(change, after)
         return Commit(made or after.revision)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
-        wanted = self._list(revision or BRANCH)
-        with self._client() as client:
-            client.tag(name, wanted.commit or wanted.name)
-        if not self._list(name).is_same(wanted):
+        wanted = self._find(revision or BRANCH)[1]
+        at = wanted.commit or wanted.name
+        with self._client() as api:  # a tag of that name, wherever it is, stays as it is
+            self._make(partial(api.create_repo_tag, self.repo, "model", name, revision=at))
+        if not self._find(name)[1].is_same(wanted):
             raise ConflictError(
                 f"{self.title} has the tag {name} on another commit.",
                 hint="a tag is never moved; ask its owner",
@@ -159,31 +172,26 @@ class ModelScopeSource:
                 hint="somebody else may have written at the same time: run it again, which is safe",
             )
 
-    def _list(self, revision: str) -> Listing:
-        return self._find(revision)[1]
-
     def _find(self, revision: str) -> tuple[Transport, Listing]:
         """The site that has the repository, and its listing at `revision`."""
-        sites = [self._home] if self._home else self._sites
-        for site in sites[:-1]:
-            try:
-                return self._found(site, revision)
-            except RepositoryNotFound:
-                continue
-        return self._found(sites[-1], revision)
-
-    def _found(self, site: Transport, revision: str) -> tuple[Transport, Listing]:
         name = wire.name_of(revision)
-        listing = self._ask(site, name)
-        if name != revision and listing.revision != revision:
-            raise RevisionNotFound.for_hub(self.title, revision)
-        self._home = site
-        return site, listing
+        sites = [self._home] if self._home else self._sites
+        for site in sites:
+            try:
+                listing = self._ask(site, name)
+            except RepositoryNotFound:
+                if site is sites[-1]:
+                    raise
+                continue
+            if name != revision and listing.revision != revision:
+                raise RevisionNotFound.for_hub(self.title, revision)
+            self._home = site
+            return site, listing
+        raise AssertionError
 
     def _ask(self, site: Transport, name: str) -> Listing:
-        url = wire.address(
-            site.endpoint, self._repo, "repo", "files", Revision=name, Recursive="True"
-        )
+        asked = {"Revision": name, "Recursive": "True"}
+        url = wire.address(site.endpoint, self.repo, "repo", "files", **asked)
         try:
             reply = site.get(url, limit=wire.MAX_LISTING_BYTES, seconds=LISTING_SECONDS)
             return wire.parse_listing(wire.data_in(reply.body, self.title), name, self.title)
@@ -196,26 +204,94 @@ class ModelScopeSource:
         raise refusal.as_error(self.title, doing="reading")
 
     def _exists(self, site: Transport) -> bool:
+        url = wire.address(site.endpoint, self.repo)
         try:
-            site.get(
-                wire.address(site.endpoint, self._repo),
-                limit=wire.MAX_LISTING_BYTES,
-                seconds=LISTING_SECONDS,
-            )
+            site.get(url, limit=wire.MAX_LISTING_BYTES, seconds=LISTING_SECONDS)
         except Refused:
             return False
         return True
 
-    def _client(self) -> AbstractContextManager[Client]:
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[Any]:
+        """The hub's own client, while it is needed."""
         site, token = self._home or self._sites[0], _token()
         if token is None or site is not self._sites[0]:
             raise wire.login_required(self.title)
-        return Client.opened(self._repo, title=self.title, endpoint=site.endpoint, token=token)
+        log = logging.getLogger("modelscope_hub")
+        if not log.handlers:  # else it makes one, which writes to stderr
+            log.addHandler(logging.NullHandler())
+        try:
+            from modelscope_hub import HubApi, HubConfig
+        except ImportError:
+            raise MissingDependency.for_extra("modelscope-hub", "modelscope") from None
+        if not _origin(site.endpoint).is_private:
+            text = f"{self.title} has an address without encryption; no token is sent there."
+            raise UsageError(text, hint="use https")
+        with tempfile.TemporaryDirectory(prefix="oscar-zoo-", ignore_cleanup_errors=True) as folder:
+            own = {"config_dir": Path(folder), "cache_dir": Path(folder)}
+            api = HubApi(HubConfig(endpoint=site.endpoint, token=token, **own))
+            # Made now, while the folder is there: it keeps an id in it.
+            for session in vars(api.legacy).values():
+                if hasattr(session, "max_redirects"):
+                    # Its cookie would go to every port of the host, in the open too.
+                    session.max_redirects = 0
+            yield api
 
-    def _site(self, endpoint: str, token: Callable[[], str | None]) -> Transport:
-        return Transport(
-            self.title, endpoint, token=token, refusal=_refused, cookie=_COOKIE, limits=self._limits
-        )
+    def send(self, api: Any, files: Mapping[str, bytes], message: str) -> str | None:
+        """Write `files` in one commit with the client `api`; its id, where the hub tells it."""
+        large = [data for path, data in files.items() if _is_large(path, data)]
+        objects = {sha256_hex(data): data for data in large}
+        if objects:
+            asked = [{"oid": oid, "size": len(data)} for oid, data in objects.items()]
+            addresses = self._call(partial(api.legacy.validate_blobs, self.repo, "model", asked))
+            for oid, data in objects.items():
+                if addresses.get(oid) is not None:  # else the hub has it
+                    self._put(api, str(addresses[oid]), data)
+        actions = [_action(path, data) for path, data in sorted(files.items())]
+        commit = api.legacy.create_commit
+        reply = self._call(partial(commit, self.repo, "model", actions, message, revision=BRANCH))
+        told = [reply.get(key) for key in ("oid", "CommitId")] if isinstance(reply, dict) else []
+        return next((text for text in told if isinstance(text, str) and wire.is_commit(text)), None)
+
+    def _put(self, api: Any, address: str, data: bytes) -> None:
+        """Send a file to where the hub wants it. The token goes along only to the hub itself and
+        its subdomains."""
+        home, target = _origin(api.legacy.endpoint), _origin(address)
+        if not target.is_private:
+            cause = "it wants files at an address without encryption"
+            raise HubUnreachable.for_hub(self.title, cause)
+        domain = "." + home.host.removeprefix("www.")
+        below = target.scheme == "https" and target.host.endswith(domain)
+        headers = {} if target == home or below else {"Authorization": None, "Cookie": None}
+        upload = partial(api.legacy.upload_blob, address, data, len(data), headers=headers)
+        self._call(upload, len(data) / WRITE_RATE)
+
+    def _make(self, call: Callable[[], object]) -> None:
+        """`call`, to which a thing that exists is success."""
+        from modelscope_hub.errors import AlreadyExistsError
+
+        def run() -> None:
+            with contextlib.suppress(AlreadyExistsError):
+                call()
+
+        self._call(run)
+
+    def _call(self, call: Callable[[], T], least: float = 0) -> T:
+        """What `call` of the client returns, in time."""
+        from modelscope_hub.errors import HubError
+
+        seconds = max(_ANSWER_SECONDS, least)
+        late = HubTimeout.for_hub(self.title, f"did not finish within {seconds:.0f} s")
+        try:
+            return within(seconds, call, error=lambda: late)
+        except OscarZooError:
+            raise
+        except HubError as error:
+            failure = _failure(error, self.title)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            cause = "its client does not understand the answer"
+            failure = HubUnreachable.for_hub(self.title, cause)
+        raise failure
 
 
 def _refused(reply: HttpReply, sent_token: bool) -> Refused:
@@ -224,10 +300,6 @@ def _refused(reply: HttpReply, sent_token: bool) -> Refused:
 
 def _token() -> str | None:
     return os.environ.get("MODELSCOPE_API_TOKEN", "").strip() or None
-
-
-def _no_token() -> None:
-    return None
 
 
 def _configured_endpoint() -> str | None:
@@ -239,6 +311,45 @@ def _configured_endpoint() -> str | None:
     return None
 
 
-def _public_sites() -> tuple[str, ...]:
-    second_first = is_true("MODELSCOPE_PREFER_AI_SITE")
-    return SITES[::-1] if second_first else SITES
+def _failure(error: Any, title: str) -> OscarZooError:
+    from modelscope_hub import errors
+
+    status = getattr(error, "status_code", None)
+    if isinstance(error, errors.RateLimitError):
+        return RateLimited.for_hub(title, getattr(error, "retry_after", None))
+    if isinstance(error, errors.RequestTimeoutError):
+        return HubTimeout.for_hub(title, "did not answer in time")
+    if isinstance(status, int):
+        code = wire.code_in(getattr(error, "response_body", None))
+        return Refused(status, code, sent_token=True).as_error(title, doing="writing")
+    return HubUnreachable.for_hub(title, "the connection broke off")
+
+
+def _action(path: str, data: bytes) -> dict[str, object]:
+    """One file of a commit, as the client writes it; `create` replaces, too."""
+    large = _is_large(path, data)
+    content = "" if large else base64.b64encode(data).decode()
+    return {
+        "action": "create",
+        "path": path,
+        "type": "lfs" if large else "normal",
+        "size": len(data),
+        "sha256": sha256_hex(data) if large else "",
+        "content": content,
+        "encoding": "" if large else "base64",
+    }
+
+
+def _is_large(path: str, data: bytes) -> bool:
+    return path != CARD_NAME and (path.endswith(".pt") or len(data) > _INLINE_BYTES)
+
+
+def _origin(address: str) -> Origin:
+    """The origin of an address as the client's HTTP library reads it; of what is none, one that is
+    not private."""
+    from urllib3.util import parse_url
+
+    try:
+        return Origin.of(parse_url(address))
+    except ValueError:
+        return Origin("", "", None)

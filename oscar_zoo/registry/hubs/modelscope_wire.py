@@ -12,17 +12,10 @@ at 3,000 entries.
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import logging
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from oscar_zoo.artifact import strict_json
@@ -30,20 +23,14 @@ from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.strict_json import Json
 from oscar_zoo.errors import (
     Forbidden,
-    HubTimeout,
     HubUnreachable,
     LoginRequired,
     MalformedFile,
-    MissingDependency,
     OscarZooError,
-    RateLimited,
     RepositoryNotFound,
     StaleRevision,
-    UsageError,
 )
-from oscar_zoo.registry.hubs.base import CARD_NAME, HubFile
-from oscar_zoo.registry.hubs.http import WRITE_RATE, Origin
-from oscar_zoo.registry.hubs.threads import within
+from oscar_zoo.registry.hubs.base import HubFile
 
 MAX_LISTING_BYTES = 8 << 20
 MAX_ENTRIES = 3000
@@ -62,22 +49,17 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 class Refused(Exception):
     """The hub said no; what that means depends on the question. `code` is the envelope's, where
-    there is one."""
+    there is one.
+
+    `is_missing` says whether there is no such repository, revision or file, or the hub will not say
+    that there is; `is_empty`, whether the repository is there, and nothing in it at that
+    revision."""
 
     def __init__(self, status: int, code: int | None, *, sent_token: bool) -> None:
         super().__init__(f"status {status}, code {code}")
         self.status, self.code, self.sent_token = status, code, sent_token
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether there is no such repository, revision or file, or the hub will not say that there
-        is."""
-        return self.status == 404 and self.code != _NO_ACCESS
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the repository is there, and nothing in it at that revision."""
-        return self.status == 404 and self.code == _NO_TREE
+        self.is_missing = status == 404 and code != _NO_ACCESS
+        self.is_empty = status == 404 and code == _NO_TREE
 
     def as_error(self, title: str, *, doing: str) -> OscarZooError:
         """What to tell the user, without a word of the hub: its messages are long, Chinese, and not
@@ -104,12 +86,7 @@ def login_required(title: str) -> LoginRequired:
 
 @dataclass(frozen=True)
 class Listing:
-    """Every file at one revision.
-
-    Attributes:
-        name: the branch, tag or commit that was listed.
-        commit: its commit, or `None` where the hub does not tell.
-    """
+    """Every file at the branch, tag or commit `name`, and its commit where the hub tells it."""
 
     name: str
     commit: str | None
@@ -131,7 +108,6 @@ class Listing:
 
 
 def is_commit(revision: str) -> bool:
-    """Whether `revision` is a commit id, which never means anything else."""
     return _COMMIT.fullmatch(revision) is not None
 
 
@@ -141,7 +117,6 @@ def name_of(revision: str) -> str:
 
 
 def address(endpoint: str, repo: str, *path: str, **query: str) -> str:
-    """The address of something in the model repository `repo`."""
     parts = "/".join(quote(part, safe="") for part in (*repo.split("/"), *path))
     return f"{endpoint}/api/v1/models/{parts}" + (f"?{urlencode(query)}" if query else "")
 
@@ -162,27 +137,23 @@ def data_in(body: bytes, title: str) -> Json:
     try:
         envelope = strict_json.loads(body, what="the answer", max_bytes=MAX_LISTING_BYTES)
     except MalformedFile as error:
-        raise HubUnreachable.for_hub(
-            title, f"its answer is no JSON of its own ({error.reason})"
-        ) from None
-    if isinstance(envelope, dict) and (
-        envelope.get("Success") is False or envelope.get("Code", 200) != 200
-    ):
-        raise Refused(200, code_in(envelope), sent_token=False)
-    if not isinstance(envelope, dict) or "Data" not in envelope:
+        cause = f"its answer is no JSON of its own ({error.reason})"
+        raise HubUnreachable.for_hub(title, cause) from None
+    found = envelope if isinstance(envelope, dict) else {}
+    if found.get("Success") is False or found.get("Code", 200) != 200:
+        raise Refused(200, code_in(found), sent_token=False)
+    if "Data" not in found:
         raise HubUnreachable.for_hub(title, "its answer has no envelope")
-    return envelope["Data"]
+    return found["Data"]
 
 
 def parse_listing(data: Json, name: str, title: str) -> Listing:
-    """The listing in `data`."""
     entries = (data["Files"] or []) if isinstance(data, dict) and "Files" in data else None
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise HubUnreachable.for_hub(title, "its answer is no listing")
     if len(entries) >= MAX_ENTRIES:
-        raise HubUnreachable.for_hub(
-            title, f"it lists {len(entries):,} files and folders, and may leave out others"
-        )
+        cause = f"it lists {len(entries):,} files and folders, and may leave out others"
+        raise HubUnreachable.for_hub(title, cause)
     files: dict[str, HubFile] = {}
     for entry in entries:
         if entry.get("Type") == "tree":
@@ -191,20 +162,19 @@ def parse_listing(data: Json, name: str, title: str) -> Listing:
         if file.path in files:
             raise HubUnreachable.for_hub(title, "its listing names a file twice")
         files[file.path] = file
-    return Listing(
-        name, name if is_commit(name) else _commit(data.get("LatestCommitter"), entries), files
-    )
+    commit = name if is_commit(name) else _commit(data.get("LatestCommitter"), entries)
+    return Listing(name, commit, files)
 
 
 def _file(entry: Mapping[str, Json], title: str) -> HubFile:
     path, size, sha256 = entry.get("Path"), entry.get("Size"), entry.get("Sha256") or None
     if type(path) is not str or type(size) is not int or size < 0:
         raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
-    if sha256 is not None and (
-        type(sha256) is not str or _SHA256.fullmatch(sha256.lower()) is None
-    ):
+    if sha256 is None:
+        return HubFile(path, size, None)
+    if type(sha256) is not str or _SHA256.fullmatch(sha256.lower()) is None:
         raise HubUnreachable.for_hub(title, "its listing has a sha256 that is none")
-    return HubFile(path, size, sha256.lower() if sha256 else None)
+    return HubFile(path, size, sha256.lower())
 
 
 def _commit(latest: Json, entries: Sequence[Mapping[str, Json]]) -> str | None:
@@ -212,185 +182,11 @@ def _commit(latest: Json, entries: Sequence[Mapping[str, Json]]) -> str | None:
     it changed."""
     if not isinstance(latest, dict):
         return None
-    told = next(
-        (text for key in ("Id", "ShortId") if isinstance(text := latest.get(key), str) and text), ""
-    )
-    if _ABBREVIATED.fullmatch(told) is None:
+    told = latest.get("Id") or latest.get("ShortId")
+    if type(told) is not str or _ABBREVIATED.fullmatch(told) is None:
         return None
-    known = {
-        text
-        for entry in entries
-        if isinstance(text := entry.get("Revision"), str) and is_commit(text)
-    }
-    found = {told} if is_commit(told) else {text for text in known if text.startswith(told)}
-    return found.pop() if len(found) == 1 else None
-
-
-T = TypeVar("T")
-
-_ANSWER_SECONDS = 90.0
-"""How long the hub may take for a request, with the tries the client makes."""
-_INLINE_BYTES = 64 << 10
-"""Up to here a file travels inside the commit, as the client does it; rotations and their like
-never do."""
-
-
-class Client:
-    """The client, for one repository; `opened` makes it."""
-
-    def __init__(self, api: Any, repo: str, *, title: str) -> None:
-        self._api, self._repo, self._title = api, repo, title
-
-    @classmethod
-    @contextmanager
-    def opened(cls, repo: str, *, title: str, endpoint: str, token: str) -> Iterator[Self]:
-        """The client while it is needed."""
-        log = logging.getLogger("modelscope_hub")
-        if not log.handlers:  # else it makes one, which writes to stderr
-            log.addHandler(logging.NullHandler())
-        try:
-            from modelscope_hub import HubApi, HubConfig
-        except ImportError:
-            raise MissingDependency.for_extra("modelscope-hub", "modelscope") from None
-        if not _origin(endpoint).is_private:
-            raise UsageError(
-                f"{title} has an address without encryption; no token is sent there.",
-                hint="use https",
-            )
-        with tempfile.TemporaryDirectory(prefix="oscar-zoo-", ignore_cleanup_errors=True) as folder:
-            own = Path(folder)
-            api = HubApi(HubConfig(endpoint=endpoint, token=token, config_dir=own, cache_dir=own))
-            for session in vars(
-                api.legacy
-            ).values():  # made now, while the folder is there: it keeps an id in it
-                if hasattr(session, "max_redirects"):
-                    session.max_redirects = (
-                        0  # its cookie would go to every port of the host, in the open too
-                    )
-            yield cls(api, repo, title=title)
-
-    def create(self, *, private: bool) -> None:
-        """Create the repository; one that exists is success."""
-        visibility = "private" if private else "public"
-        self._call(
-            _unless_it_exists(
-                partial(self._api.create_repo, self._repo, "model", visibility=visibility)
-            )
-        )
-
-    def commit(self, files: Mapping[str, bytes], message: str, branch: str) -> str | None:
-        """Write `files` in one commit on `branch`; its id, where the hub tells it."""
-        large = {path for path, data in files.items() if _is_large(path, data)}
-        self._store({sha256_hex(files[path]): files[path] for path in large})
-        actions = [_action(path, data, large=path in large) for path, data in sorted(files.items())]
-        send = partial(
-            self._api.legacy.create_commit, self._repo, "model", actions, message, revision=branch
-        )
-        reply = self._call(send)
-        told = [reply.get(key) for key in ("oid", "CommitId")] if isinstance(reply, dict) else []
-        return next((text for text in told if isinstance(text, str) and is_commit(text)), None)
-
-    def tag(self, name: str, revision: str) -> None:
-        """Put the tag `name` on `revision`; one of that name, wherever it is, stays as it is."""
-        self._call(
-            _unless_it_exists(
-                partial(self._api.create_repo_tag, self._repo, "model", name, revision=revision)
-            )
-        )
-
-    def _store(self, objects: Mapping[str, bytes]) -> None:
-        """Have the hub keep the large files `objects`, by sha256."""
-        if not objects:
-            return
-        asked = [{"oid": oid, "size": len(data)} for oid, data in objects.items()]
-        addresses = self._call(partial(self._api.legacy.validate_blobs, self._repo, "model", asked))
-        for oid, data in objects.items():
-            address = addresses.get(oid)
-            if address is not None:  # else the hub has it
-                self._put(str(address), data)
-
-    def _put(self, address: str, data: bytes) -> None:
-        """Send a file to where the hub wants it. The token goes along only to the hub itself and
-        its subdomains."""
-        home, target = _origin(self._api.legacy.endpoint), _origin(address)
-        if not target.is_private:
-            raise HubUnreachable.for_hub(
-                self._title, "it wants files at an address without encryption"
-            )
-        below = target.scheme == "https" and target.host.endswith(
-            "." + home.host.removeprefix("www.")
-        )
-        headers = {} if target == home or below else {"Authorization": None, "Cookie": None}
-        send = partial(self._api.legacy.upload_blob, address, data, len(data), headers=headers)
-        self._call(send, len(data) / WRITE_RATE)
-
-    def _call(self, call: Callable[[], T], least: float = 0) -> T:
-        """What `call` returns, in time."""
-        from modelscope_hub.errors import HubError
-
-        seconds = max(_ANSWER_SECONDS, least)
-        late = HubTimeout.for_hub(self._title, f"did not finish within {seconds:.0f} s")
-        try:
-            return within(seconds, call, error=lambda: late)
-        except OscarZooError:
-            raise
-        except HubError as error:
-            failure = _failure(error, self._title)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            failure = HubUnreachable.for_hub(
-                self._title, "its client does not understand the answer"
-            )
-        raise failure
-
-
-def _failure(error: Any, title: str) -> OscarZooError:
-    from modelscope_hub import errors
-
-    status = getattr(error, "status_code", None)
-    if isinstance(error, errors.RateLimitError):
-        return RateLimited.for_hub(title, getattr(error, "retry_after", None))
-    if isinstance(error, errors.RequestTimeoutError):
-        return HubTimeout.for_hub(title, "did not answer in time")
-    if isinstance(status, int):
-        code = code_in(getattr(error, "response_body", None))
-        return Refused(status, code, sent_token=True).as_error(title, doing="writing")
-    return HubUnreachable.for_hub(title, "the connection broke off")
-
-
-def _unless_it_exists(call: Callable[[], object]) -> Callable[[], None]:
-    from modelscope_hub.errors import AlreadyExistsError
-
-    def run() -> None:
-        with contextlib.suppress(AlreadyExistsError):
-            call()
-
-    return run
-
-
-def _action(path: str, data: bytes, *, large: bool) -> dict[str, object]:
-    """One file of a commit, as the client writes it; `create` replaces, too."""
-    content = "" if large else base64.b64encode(data).decode()
-    return {
-        "action": "create",
-        "path": path,
-        "type": "lfs" if large else "normal",
-        "size": len(data),
-        "sha256": sha256_hex(data) if large else "",
-        "content": content,
-        "encoding": "" if large else "base64",
-    }
-
-
-def _is_large(path: str, data: bytes) -> bool:
-    return path != CARD_NAME and (path.endswith(".pt") or len(data) > _INLINE_BYTES)
-
-
-def _origin(address: str) -> Origin:
-    """The origin of an address as the client's HTTP library reads it; of what is none, one that is
-    not private."""
-    from urllib3.util import parse_url
-
-    try:
-        return Origin.of(parse_url(address))
-    except ValueError:
-        return Origin("", "", None)
+    if is_commit(told):
+        return told
+    texts = {text for entry in entries if isinstance(text := entry.get("Revision"), str)}
+    found = [text for text in texts if is_commit(text) and text.startswith(told)]
+    return found[0] if len(found) == 1 else None

@@ -1,5 +1,4 @@
-"""A hub behind HTTP, made of a source, which speaks its language, and a cache of what a commit says
-for ever.
+"""A hub behind HTTP, with a cache of what a commit says for ever.
 
 The first question resolves a name to a commit; every later answer comes from that commit. The
 listing at the commit is the only word on what exists: files are asked for by it, bounded by it, and
@@ -9,14 +8,16 @@ compared with it as far as it goes.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 from urllib.parse import quote
 
 from oscar_zoo import paths
@@ -42,28 +43,35 @@ Listing = Mapping[str, HubFile]
 """Every file of a repository by its full path, which is also its `HubFile.path`."""
 
 
-class HubSource(Protocol):
-    """One repository on one hub, asked anew every time. Errors are those of `base.Hub`."""
+class RemoteHub(ABC):
+    """A repository of a hub over the network, at a branch, tag or commit, or at the main branch,
+    which alone is published to; see `base.Hub` for what the methods promise. Threads may share it.
+
+    A class of its own for each kind of hub asks for what is abstract here, anew every time."""
+
+    def __init__(self, scheme: str, kind: str, repo: str, revision: str | None) -> None:
+        self.repo = repo
+        self.plain_name, self.title = f"{scheme}:{repo}", f"{kind} {repo}"
+        self._asked = revision
+        self._lock = threading.RLock()
+        self._pinned: str | None = None
+        self._files: Listing | None = None
 
     @property
-    def name(self) -> str:
-        """The hub as people write it, without a revision: `hf:org/name`."""
-
-    @property
-    def title(self) -> str:
-        """The hub in a sentence: `Hugging Face org/name`."""
-
-    @property
+    @abstractmethod
     def key(self) -> str:
-        """What tells it from all others: its name and address."""
+        """What tells the repository from all others: its name and address."""
 
+    @abstractmethod
     def resolve(self, revision: str | None) -> str:
         """What answers refer to: the commit of the branch, tag or commit `revision`, default of the
         main branch."""
 
+    @abstractmethod
     def listing(self, revision: str) -> Listing:
         """Every file at `revision`, which `resolve` returned."""
 
+    @abstractmethod
     def read(
         self,
         revision: str,
@@ -72,78 +80,49 @@ class HubSource(Protocol):
         limit: int,
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
-        """What the hub sends for `file` of `listing(revision)`: at most `limit` bytes, not compared
-        with anything.
+        """What the hub sends for `file` of `listing(revision)`, not compared with anything; more
+        than `limit` bytes are refused as `file.size`, and `progress` is told how many arrived."""
 
-        Args:
-            file: which file; its path is the full path in the repository.
-            limit: more bytes are refused as `file.size`.
-            progress: told the bytes that arrived so far.
-        """
-
-    def create(self, *, private: bool) -> None:
+    @abstractmethod
+    def create(self, *, private: bool = False) -> None:
         """Create the repository; one that exists stays as it is."""
 
-    def commit(self, change: Change) -> Commit:
-        """See `base.Hub.commit`."""
+    @abstractmethod
+    def write(self, change: Change) -> Commit:
+        """Send a change that the listing of its parent allows."""
 
-    def tag(self, name: str, revision: str | None, message: str) -> None:
-        """See `base.Hub.tag`."""
-
-
-class RemoteHub:
-    """A hub over the network; see `base.Hub` for what the methods promise. Threads may share it.
-
-    Args:
-        revision: branch, tag or commit to look at; default the main branch. Such a view is not
-            published to.
-        cache: what is kept of the hub; default in the cache folder of this user.
-    """
-
-    def __init__(
-        self, source: HubSource, *, revision: str | None = None, cache: MetadataCache | None = None
-    ) -> None:
-        self._source = source
-        self._asked = revision
-        self._cache = cache
-        self._lock = threading.RLock()
-        self._pinned: str | None = None
-        self._listed: Listing | None = None
+    @abstractmethod
+    def tag(self, name: str, revision: str | None, message: str) -> None: ...
 
     @property
     def name(self) -> str:
-        """The hub as people write it, with the revision that was asked for: `hf:org/name@v1`."""
-        return self._source.name + (f"@{self._asked}" if self._asked else "")
-
-    @property
-    def title(self) -> str:
-        return self._source.title
+        """With the revision that was asked for: `hf:org/name@v1`."""
+        return self.plain_name + (f"@{self._asked}" if self._asked else "")
 
     @property
     def revision(self) -> str:
-        """The commit all answers refer to; the first call asks the hub."""
         with self._lock:
             if self._pinned is None:
-                self._pinned = self._source.resolve(self._asked)
+                self._pinned = self.resolve(self._asked)
                 if self._asked is None:
-                    self._metadata().note_answer()
+                    self.cache.note_answer()
             return self._pinned
 
     def at(self, revision: str) -> Self:
-        return type(self)(self._source, revision=revision, cache=self._cache)
+        view = copy.copy(self)
+        view._asked, view._lock = revision, threading.RLock()
+        view.refresh()
+        return view
 
     def refresh(self) -> None:
         with self._lock:
-            self._pinned = self._listed = None
+            self._pinned = self._files = None
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
         """Every `<Model>/<tag>` that has a file, sorted; other files of the repository are left
         out."""
-        return tuple(
-            sorted(
-                {artifact for artifact, _ in map(_place, self._listing()) if artifact is not None}
-            )
-        )
+        owners = {owner for owner, _ in map(_place, self._listing())}
+        return tuple(sorted(owner for owner in owners if owner is not None))
 
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
         """The files of `artifact` by plain name, sorted; hidden and odd names are left out."""
@@ -170,35 +149,23 @@ class RemoteHub:
             raise NotFoundError(
                 f"{artifact} on {self.title} has no file {path}.", hint="its owner removed it"
             )
-        count = (lambda done: progress(path, done, file.size)) if progress is not None else None
-        if path == MANIFEST_NAME:
-            data = self._kept(file, limit)
-            if count is not None:
-                count(len(data))
-            return data
-        return self._read(file, limit, count)
+        size = file.size
+        told = None if progress is None else lambda done: progress(path, done, size)
+        if path != MANIFEST_NAME:
+            return self._read(file, limit, told)
+        data = self._kept(file, limit)
+        if told is not None:
+            told(len(data))
+        return data
 
     def root_file(self, path: str) -> bytes | None:
         file = self._listing().get(check_part(path, "file name"))
         return self._kept(file, MAX_ROOT_BYTES) if file is not None else None
 
-    def kept_root_files(self, path: str) -> tuple[bytes, ...]:
-        """A root file as it is kept of every commit that was looked at on this machine; asks
-        nobody."""
-        return self._metadata().copies(check_part(path, "file name"))
-
-    def seconds_since_answer(self) -> float | None:
-        """How long ago this hub told anybody on this machine where it stands; `None` if never. Asks
-        nobody."""
-        return self._metadata().seconds_since_answer()
-
-    def create(self, *, private: bool = False) -> None:
-        self._source.create(private=private)
-
     def commit(self, change: Change) -> Commit:
         if self._asked is not None:
             raise UsageError(
-                f"{self.name} is a view of one revision.", hint=f"publish to {self._source.name}"
+                f"{self.name} is a view of one revision.", hint=f"publish to {self.plain_name}"
             )
         if change.artifact is not None and change.parent is not None:
             key = change.artifact.key
@@ -207,33 +174,32 @@ class RemoteHub:
                 raise StaleRevision(
                     f"{change.artifact} is already on {self.title}.", hint="versions never change"
                 )
-        return self._source.commit(change)
+        return self.write(change)
 
-    def tag(self, name: str, revision: str | None, message: str) -> None:
-        self._source.tag(name, revision, message)
+    @property
+    def cache(self) -> MetadataCache:
+        """What is kept of this hub; asks nobody."""
+        return MetadataCache(self.key)
 
     def _listing(self) -> Listing:
         with self._lock:
-            if self._listed is None:
-                revision = self.revision
-                data = self._metadata().listing(
-                    revision, lambda: _to_bytes(self._source.listing(revision))
-                )
-                self._listed = _from_bytes(data, f"the listing of {self.title}")
-            return self._listed
+            if self._files is None:
+                data = self.cache.listing(self.revision, self._listing_bytes)
+                what = f"the listing of {self.title}"
+                rows = strict_json.loads(data, what=what, max_bytes=MAX_FILE_BYTES)
+                self._files = {row[0]: HubFile(*row) for row in rows}
+            return self._files
 
-    def _metadata(self) -> MetadataCache:
-        if self._cache is None:
-            self._cache = MetadataCache(self._source.key)
-        return self._cache
+    def _listing_bytes(self) -> bytes:
+        files = sorted(self.listing(self.revision).values())
+        return strict_json.canonical_bytes([[f.path, f.size, f.sha256, f.git_oid] for f in files])
 
     def _kept(self, file: HubFile, limit: int) -> bytes:
         """A small file, from the cache or through it; compared with the listing either way."""
-        data = self._metadata().file(
-            self.revision, file.path, partial(self._read, file, limit, None, whole=True)
-        )
+        read = partial(self._read, file, limit, None, whole=True)
+        data = self.cache.file(self.revision, file.path, read)
         if difference(file, data, whole=True) is not None or len(data) > limit:
-            return self._read(file, limit, None, whole=True)
+            return read()
         return data
 
     def _read(
@@ -253,7 +219,7 @@ class RemoteHub:
             )
         for last in (False, True):
             try:
-                data = self._source.read(self.revision, file, limit=file.size, progress=progress)
+                data = self.read(self.revision, file, limit=file.size, progress=progress)
             except MalformedFile:
                 if last:
                     raise
@@ -268,20 +234,21 @@ class RemoteHub:
 
 
 def difference(file: HubFile, data: bytes, *, whole: bool = True) -> str | None:
-    """How `data` differs from what is listed, in words that follow the file's name, or `None`.
-
-    Args:
-        whole: whether to compare the sha256 too, where one is listed.
-    """
+    """How `data` differs from what is listed, in words that follow the file's name, or `None`; a
+    sha256 that is listed is compared where `whole` says so."""
     if len(data) != file.size:
         mistaken = mistaken_content(data)
         seen = "empty" if not data else f"as {mistaken[1] if mistaken else f'{len(data):,} bytes'}"
         return f"arrived {seen}, not the {file.size:,} bytes listed"
     if file.sha256 is None and file.git_oid is not None:
         got, want = git_oid(data), file.git_oid
-        if want in (got, git_oid(_lfs_pointer(data))):
-            return None
-        return f"arrived with git oid {got}, expected {want}"
+        # Some listings tell the oid of what git holds in place of a file in LFS: a pointer to it.
+        pointer = (
+            "version https://git-lfs.github.com/spec/v1\n"
+            f"oid sha256:{sha256_hex(data)}\nsize {len(data)}\n"
+        )
+        same = want in (got, git_oid(pointer.encode()))
+        return None if same else f"arrived with git oid {got}, expected {want}"
     if whole and file.sha256 is not None:
         got, want = sha256_hex(data), file.sha256
         return f"arrived with sha256 {got}, expected {want}" if got != want else None
@@ -291,18 +258,6 @@ def difference(file: HubFile, data: bytes, *, whole: bool = True) -> str | None:
 def git_oid(data: bytes) -> str:
     """The sha1 by which git knows a file with the content `data`, as 40 hex digits."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
-def _lfs_pointer(data: bytes) -> bytes:
-    """What git holds in place of a file in LFS (its pointer format, version 1); some listings tell
-    the oid of that."""
-    lines = (
-        "version https://git-lfs.github.com/spec/v1",
-        f"oid sha256:{sha256_hex(data)}",
-        f"size {len(data)}",
-        "",
-    )
-    return "\n".join(lines).encode()
 
 
 def _place(path: str) -> tuple[ArtifactId | None, str]:
@@ -317,52 +272,36 @@ def _place(path: str) -> tuple[ArtifactId | None, str]:
     return (ArtifactId(parts[0], parts[1]), parts[2]) if len(parts) == 3 else (None, path)
 
 
-def _to_bytes(listing: Listing) -> bytes:
-    return strict_json.canonical_bytes(
-        [[f.path, f.size, f.sha256, f.git_oid] for f in sorted(listing.values())]
-    )
-
-
-def _from_bytes(data: bytes, what: str) -> Listing:
-    rows = strict_json.loads(data, what=what, max_bytes=MAX_FILE_BYTES)
-    return {path: HubFile(path, size, sha256, oid) for path, size, sha256, oid in rows}
-
-
 MAX_FILE_BYTES = 16 << 20
 """Larger files are not kept."""
 MAX_COMMITS = 8
 """Commits kept of one hub, the newest."""
 LOCK_SECONDS = 10.0
-_LISTING = "listing.json"
 _ANSWERED = "answered"
-_FORMAT = "1"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class MetadataCache:
-    """What is kept of one hub."""
+    """What is kept of one hub on the disk: of each commit its listing and small files, each behind
+    a line with its digest and name."""
 
-    def __init__(self, key: str, root: Path | None = None) -> None:
-        self._root = root or paths.cache_dir()
+    def __init__(self, key: str) -> None:
+        self._root = paths.cache_dir()
         self._folder = self._root / "hubs" / sha256_hex(key.encode())[:16]
 
     def listing(self, revision: str, fetch: Callable[[], bytes]) -> bytes:
         """The listing at `revision`; `fetch` is called when it is not here."""
-        return self._once(revision, _LISTING, fetch)
+        return self._once(revision, "listing.json", fetch)
 
     def file(self, revision: str, path: str, fetch: Callable[[], bytes]) -> bytes:
         """The file `path` of the repository at `revision`; `fetch` is called when it is not
         here."""
-        return self._once(revision, f"files/{quote(path, safe='')}", fetch)
+        return self._once(revision, _kept_name(path), fetch)
 
     def copies(self, path: str) -> tuple[bytes, ...]:
         """The file `path` at every commit it is kept of."""
-        name = f"files/{quote(path, safe='')}"
-        found = (
-            _read(entry / name, f"{entry.name} {name}")
-            for entry in self._commits()
-            if _is_ours(entry / name, self._root)
-        )
+        name = _kept_name(path)
+        found = [_read(commit / name, self._root, commit.name, name) for commit in self._commits()]
         return tuple(data for data in found if data is not None)
 
     def note_answer(self) -> None:
@@ -388,44 +327,62 @@ class MetadataCache:
         place = self._folder / revision / name
         if _COMMIT.fullmatch(revision) is None or not _is_ours(place, self._root):
             return fetch()
-        title = f"{revision} {name}"
-        data = _read(place, title)
+        data = _read(place, self._root, revision, name)
         if data is not None:
             return data
-        lock = self._folder / "locks" / f"{sha256_hex(title.encode())[0]}.lock"
+        lock = self._folder / "locks" / f"{sha256_hex(f'{revision} {name}'.encode())[0]}.lock"
         with durable.held_file(lock, timeout=LOCK_SECONDS):
-            data = _read(place, title)
+            data = _read(place, self._root, revision, name)
             if data is None:
                 data = fetch()
                 if len(data) <= MAX_FILE_BYTES:
-                    self._keep(place, title, data, revision)
+                    self._keep(place, _header(revision, name, data) + data, revision)
         return data
 
-    def _keep(self, place: Path, title: str, data: bytes, revision: str) -> None:
+    def _keep(self, place: Path, content: bytes, revision: str) -> None:
         with contextlib.suppress(OSError):
             durable.make_folders(place.parent, mode=0o700)
-            durable.replace_file(place, _header(title, data) + data, mode=0o600)
-            self._prune(revision)
-
-    def _prune(self, current: str) -> None:
-        durable.sweep(self._folder / current)
-        newest = sorted(self._commits(), key=lambda entry: entry.stat().st_mtime, reverse=True)
-        for old in newest[MAX_COMMITS:]:
-            if old.name != current:
-                durable.remove_tree(old)
+            durable.replace_file(place, content, mode=0o600)
+            durable.sweep(self._folder / revision)
+            for old in _newest_first(self._commits())[MAX_COMMITS:]:
+                if old.name != revision:
+                    durable.remove_tree(old)
 
 
-def _header(title: str, data: bytes) -> bytes:
-    return f"{_FORMAT} {sha256_hex(data)} {title}\n".encode()
+def newest_files(path: str) -> list[bytes]:
+    """The file `path` as it was last seen on every hub of which one is kept; asks no hub."""
+    root, name = paths.cache_dir(), _kept_name(path)
+    found = []
+    with contextlib.suppress(OSError):
+        for hub in sorted((root / "hubs").iterdir()):
+            commits = [place.parents[1] for place in _newest_first(hub.glob(f"*/{name}"))]
+            kept = (_read(commit / name, root, commit.name, name) for commit in commits)
+            found += [data for data in kept if data is not None][:1]
+    return found
 
 
-def _read(place: Path, title: str) -> bytes | None:
+def _kept_name(path: str) -> str:
+    return f"files/{quote(path, safe='')}"
+
+
+def _newest_first(places: Iterable[Path]) -> list[Path]:
+    return sorted(places, key=lambda place: place.stat().st_mtime, reverse=True)
+
+
+def _header(revision: str, name: str, data: bytes) -> bytes:
+    return f"1 {sha256_hex(data)} {revision} {name}\n".encode()
+
+
+def _read(place: Path, root: Path, revision: str, name: str) -> bytes | None:
+    """The content of a kept file, where it is whole, and nobody else could have written it."""
+    if not _is_ours(place, root):
+        return None
     try:
         stored = read_file(place, max_bytes=MAX_FILE_BYTES + 1024)
     except OscarZooError:
         return None
     head, _, data = stored.partition(b"\n")
-    return data if head + b"\n" == _header(title, data) else None
+    return data if head + b"\n" == _header(revision, name, data) else None
 
 
 def _above(place: Path, root: Path) -> list[Path]:
@@ -442,21 +399,3 @@ def _is_ours(place: Path, root: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def newest_files(path: str) -> list[bytes]:
-    """The file `path` as it was last seen on every hub of which one is kept; asks no hub."""
-    folder, name = paths.cache_dir() / "hubs", f"files/{quote(path, safe='')}"
-    found = []
-    with contextlib.suppress(OSError):
-        for hub in sorted(folder.iterdir()):
-            kept = sorted(
-                hub.glob(f"*/{name}"), key=lambda place: place.stat().st_mtime, reverse=True
-            )
-            commits = (
-                _read(place, f"{place.parents[1].name} {name}")
-                for place in kept
-                if _is_ours(place, folder.parent)
-            )
-            found += [data for data in commits if data is not None][:1]
-    return found

@@ -9,30 +9,21 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.errors import InvalidName, UsageError
-from oscar_zoo.registry.hubs.base import Hub, is_true
+from oscar_zoo.registry.hubs.base import Hub, Limits, is_true
 from oscar_zoo.registry.hubs.local import LocalHub
-
-if TYPE_CHECKING:
-    from oscar_zoo.registry.hubs.http import Limits
 
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
 
 @dataclass(frozen=True)
 class Credential:
-    """Where the token of a hub comes from, never the token itself.
-
-    Attributes:
-        source: name of a variable, or path of the file that the hub's client wrote.
-        is_variable: which of the two.
-        exposed: whether other users of this machine can read it there.
-    """
+    """Where the token of a hub comes from, never the token itself: name of a variable, or path of
+    the file that the hub's client wrote, which may be `exposed` to other users."""
 
     source: str
     is_variable: bool
@@ -44,14 +35,12 @@ class HubKind:
     """One kind of hub, written `<scheme>:<place>`.
 
     Attributes:
-        title: its name in sentences.
         place: what stands behind the colon, for messages.
         open: opens the hub at a place, within limits of requests; asks nothing.
         endpoints: variables that may hold its address, in the order they count; a kind without
             any is not reached over the network.
-        credential: where its token comes from, for a kind that has accounts.
-        token_step: how to give it a token.
-        tells_user: whether it says whose token it is.
+        credential: where its token comes from, and `token_step` how to give it one, for a kind
+            that has accounts; `tells_user` says whether it tells whose token it is.
         has_commits: whether a change is one step, so that a failed publish leaves nothing behind.
             Hubs without commits are written last.
     """
@@ -78,58 +67,50 @@ def kind_of(text: str) -> HubKind | None:
     return HUBS.get(scheme.casefold()) if colon else None
 
 
-def _open_folder(place: str, limits: Limits | None) -> Hub:
-    path = _folder(place)
-    return LocalHub(path, must_exist=path != paths.default_zoo_dir())
-
-
 def _open_huggingface(place: str, limits: Limits | None) -> Hub:
-    from oscar_zoo.registry.hubs.huggingface import open_huggingface
+    from oscar_zoo.registry.hubs.huggingface import HuggingFaceHub
 
-    return open_huggingface(*_repository("hf", place), limits=limits)
+    return HuggingFaceHub(*_repository("hf", place), limits=limits)
 
 
 def _open_modelscope(place: str, limits: Limits | None) -> Hub:
-    from oscar_zoo.registry.hubs.modelscope import open_modelscope
+    from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
 
-    return open_modelscope(*_repository("ms", place), limits=limits)
+    return ModelScopeHub(*_repository("ms", place), limits=limits)
 
 
 def _repository(scheme: str, place: str) -> tuple[str, str | None]:
     """Repository and revision of `ORG/REPO[@REVISION]`."""
-    text = f"{scheme}:{place}"[:120]
     repository, at, revision = place.partition("@")
     organisation, _, name = repository.partition("/")
     try:
         check_part(organisation, "organisation")
         check_part(name, "repository")
+        if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
+            raise InvalidName("there is no valid revision after @.")
     except InvalidName as error:
-        raise UsageError(
-            f"{text!r} is not a hub: {error.message}", hint=f"a hub is written {FORMS}"
-        ) from None
-    if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
-        raise UsageError(
-            f"{text!r} has no valid revision after @.", hint="name a branch, a tag or a commit"
-        )
+        text = f"{f'{scheme}:{place}'[:120]!r} is not a hub: {error.message}"
+        raise UsageError(text, hint=f"a hub is written {FORMS}") from None
     return repository, revision or None
 
 
-def _folder(place: str) -> Path:
-    """The folder of `PATH` (absolute, relative or with `~`) or `///PATH`."""
+def _open_folder(place: str, limits: Limits | None) -> Hub:
+    """The hub in the folder `PATH` (absolute, relative or with `~`) or `///PATH`."""
     text = f"file:{place}"[:120]
     if place.startswith("//"):
-        host, slash, path = place[2:].partition("/")
+        host, slash, rest = place[2:].partition("/")
         if host not in ("", "localhost") or not slash:
             raise UsageError(
                 f"{text!r} names a host.", hint="write file:///absolute/path or file:relative/path"
             )
-        place = "/" + unquote(path)
+        place = "/" + unquote(rest)
     if not place or "\0" in place:
         raise UsageError(f"{text!r} has no path.", hint="a hub in a folder is written file:PATH")
-    return Path(place).expanduser().resolve()
+    path = Path(place).expanduser().resolve()
+    return LocalHub(path, must_exist=path != paths.default_zoo_dir())
 
 
-def _huggingface_credential() -> Credential | None:
+def huggingface_credential() -> Credential | None:
     """Where the token comes from, in the order of the hub's client."""
     if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
@@ -148,7 +129,7 @@ def _huggingface_credential() -> Credential | None:
     return Credential(str(path), False, exposed=bool(stat.S_IMODE(status.st_mode) & 0o077))
 
 
-def _modelscope_credential() -> Credential | None:
+def modelscope_credential() -> Credential | None:
     """A variable only: its client keeps a login in a pickle, which nothing here reads."""
     return _variable("MODELSCOPE_API_TOKEN")
 
@@ -168,7 +149,7 @@ HUBS = {
             "ORG/REPO",
             _open_huggingface,
             endpoints=("HF_ENDPOINT",),
-            credential=_huggingface_credential,
+            credential=huggingface_credential,
             token_step="oscar-zoo login",
             tells_user=True,
         ),
@@ -178,13 +159,12 @@ HUBS = {
             "ORG/REPO",
             _open_modelscope,
             endpoints=("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"),
-            credential=_modelscope_credential,
+            credential=modelscope_credential,
             token_step="set MODELSCOPE_API_TOKEN",
             has_commits=False,
         ),
     )
 }
-"""Every kind of hub, by its scheme."""
 _WRITTEN = [
     f"{kind.scheme}:{kind.place}"
     for kind in sorted(HUBS.values(), key=lambda kind: not kind.is_remote)
@@ -192,4 +172,3 @@ _WRITTEN = [
 FORMS = f"{', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}"
 """How every kind is written, for messages and helps."""
 WITHOUT_COMMITS = ", ".join(kind.title for kind in HUBS.values() if not kind.has_commits)
-"""Names of the kinds that are written last."""

@@ -8,36 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
-from typing import Generic, TypeVar
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import TypeVar
 
 T = TypeVar("T")
-
-
-class _Outcome(Generic[T]):
-    """What `call` returned or raised: `run` is for a thread, `get` for whoever waits."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._value: list[T] = []
-        self._error: BaseException | None = None
-
-    def run(self) -> bool:
-        """Whether the call returned."""
-        try:
-            self._value.append(self._call())
-        except BaseException as error:  # raised again by `get`, in the thread that waits
-            self._error = error
-            return False
-        return True
-
-    def get(self) -> T:
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # the traceback holds this object: no cycle
-        return self._value[0]
 
 
 def within(seconds: float, call: Callable[[], T], *, error: Callable[[], Exception]) -> T:
@@ -45,17 +19,11 @@ def within(seconds: float, call: Callable[[], T], *, error: Callable[[], Excepti
     where there are none."""
     if seconds <= 0:
         raise error()
-    outcome = _Outcome(call)
-    done = threading.Event()
-
-    def run() -> None:
-        outcome.run()
-        done.set()
-
-    threading.Thread(target=run, name="oscar-zoo-call", daemon=True).start()
-    if not done.wait(seconds):
+    future: Future[T] = Future()
+    threading.Thread(target=_run, args=(call, future), daemon=True).start()
+    if not wait([future], seconds).done:
         raise error()
-    return outcome.get()
+    return future.result()
 
 
 def in_parallel(calls: Sequence[Callable[[], T]], *, workers: int = 4) -> list[T]:
@@ -63,27 +31,32 @@ def in_parallel(calls: Sequence[Callable[[], T]], *, workers: int = 4) -> list[T
 
     The first exception is raised as soon as it happens; calls that run then go on unobserved,
     others never start. The same holds for an interrupt of the thread that waits."""
-    outcomes = [_Outcome(call) for call in calls]
-    waiting = iter(outcomes)
-    finished: SimpleQueue[_Outcome[T]] = SimpleQueue()
-    taking = threading.Lock()
-    stopped = threading.Event()
+    futures: list[Future[T]] = [Future() for _ in calls]
+    waiting = iter(list(zip(calls, futures, strict=True)))
+    taking, stopped = threading.Lock(), threading.Event()
 
     def work() -> None:
         while not stopped.is_set():
             with taking:
-                outcome = next(waiting, None)
-            if outcome is None:
+                task = next(waiting, None)
+            if task is None:
                 return
-            if not outcome.run():
+            _run(*task)
+            if task[1].exception() is not None:
                 stopped.set()
-            finished.put(outcome)
 
     try:
-        for _ in range(min(workers, len(outcomes))):
-            threading.Thread(target=work, name="oscar-zoo-worker", daemon=True).start()
-        for _ in outcomes:
-            finished.get().get()
+        for _ in range(min(workers, len(futures))):
+            threading.Thread(target=work, daemon=True).start()
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
     finally:
         stopped.set()
-    return [outcome.get() for outcome in outcomes]
+    return [future.result() for future in futures]
+
+
+def _run(call: Callable[[], T], future: Future[T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # raised again in the thread that waits
+        future.set_exception(error)

@@ -30,10 +30,10 @@ def planner(cache: Cache, other: OtherLayers | None, *, least: bool = True) -> P
 @pytest.mark.parametrize("left", [5 * GB, 50 * GB])
 def test_states_are_those_of_the_plan_of_a_server(left: int, requests: int) -> None:
     demand = StateDemand(STATE, STATES_PER_REQUEST, ROW, 2880, PLAIN, 0.9, requests)
-    plan = demand.divide(left - ROW - STATE)
+    slots, running = demand.divide(left - ROW - STATE)
     found = planner(HYBRID, STATES).divide(left, requests)
-    assert (found.states, found.requests) == (plan.slots, plan.requests)
-    taken = (plan.slots + 1) * STATE + (plan.requests + 1) * ROW
+    assert (found.states, found.requests) == (slots, running)
+    taken = (slots + 1) * STATE + (running + 1) * ROW
     assert 0 <= left - taken - found.tokens * 2880 < 2880
 
 

@@ -48,28 +48,13 @@ def test_mode(mode: str, **extra: str) -> dict[str, str]:
 
 test_mode.__test__ = False  # type: ignore[attr-defined]
 
+ROTATIONS = {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL"}
 REFUSED: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({}, {}, "--kv-cache-dtype int2 needs the rotations of an artifact"),
-    (
-        {"enable_hierarchical_cache": True},
-        {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL"},
-        "--enable-hierarchical-cache",
-    ),
-    (
-        {"attention_backend": "torch_native"},
-        {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL"},
-        "--attention-backend",
-    ),
-    (
-        {"enable_memory_saver": True},
-        {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL"},
-        "--enable-memory-saver",
-    ),
-    (
-        {},
-        {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL", "SGLANG_OSCAR_K_CLIP": "1"},
-        "no setting is called",
-    ),
+    ({"enable_hierarchical_cache": True}, ROTATIONS, "--enable-hierarchical-cache"),
+    ({"attention_backend": "torch_native"}, ROTATIONS, "--attention-backend"),
+    ({"enable_memory_saver": True}, ROTATIONS, "--enable-memory-saver"),
+    ({}, {**ROTATIONS, "SGLANG_OSCAR_K_CLIP": "1"}, "no setting is called"),
     ({}, {"OSCAR_INT2_ROTATION_PATH": "/nowhere"}, "no such folder of rotations"),
     (
         {"kv_cache_dtype": "auto", **STOCK},
@@ -89,11 +74,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     )
     groups, windows = plumbing_groups(text_tokens()), window_groups(text_tokens(), SINK)
     evictions = eviction_groups(text_tokens(), 96)
-    few_blocks = {
-        "OSCAR_INT2_SINK_SIZE": "96",
-        "OSCAR_INT2_RECENT_SIZE": "8",
-        "OSCAR_INT2_IDLE_SINKS": "0",
-    }
+    few_blocks = {"OSCAR_INT2_SINK_SIZE": "96", "OSCAR_INT2_RECENT_SIZE": "8"}
+    few_blocks["OSCAR_INT2_IDLE_SINKS"] = "0"
     tail_off = {"OSCAR_INT2_ROTATION_PATH": str(orthogonal), "OSCAR_INT2_WINDOW_ON_HIT": "int2"}
     runs = Engines(folder)
     refused = [

@@ -35,7 +35,7 @@ from engines import CHUNK, INSTALLED, RELEASES, needs_sglang, report_of
 from tiny_models import change_config
 
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.serving.drafts import MTP_STEPS, mtp_words
+from oscar_zoo.serving.prepared import MTP_STEPS, mtp_words
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 

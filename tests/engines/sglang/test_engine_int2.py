@@ -17,7 +17,7 @@ from tiny_artifacts import artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import SideWidths, Widths, Windows
-from oscar_zoo.engines.sglang.hooks.observation import INFO_LABELS, METRICS
+from oscar_zoo.engines.sglang.hooks.observation import INFO_LABELS, METRICS, PREFIX
 from oscar_zoo.evaluate.generate import greedy_generate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import load_model
@@ -45,27 +45,15 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         "OSCAR_INT2_RECENT_SIZE": str(RECENT),
         "OSCAR_INT2_ROTATION_PATH": str(write_folder(folder / "artifact", artifact_files())),
     }
-    groups = one_at_a_time()
-    runs = Engines(folder)
-    runs.start(
-        "int2",
-        env=env,
-        job={"engine": {**INT2, "enable_metrics": True}, "groups": groups},
-    )
-    runs.start(
-        "clip",
-        env={**env, "INT2_TEST_MUTANT": "clip_one_rank_lower"},
-        job={"engine": INT2, "groups": groups},
-    )
+    groups, runs = one_at_a_time(), Engines(folder)
+    plain = {"engine": INT2, "groups": groups}
+    runs.start("int2", env=env, job={**plain, "engine": {**INT2, "enable_metrics": True}})
+    runs.start("clip", env={**env, "INT2_TEST_MUTANT": "clip_one_rank_lower"}, job=plain)
+    mixed = write_folder(folder / "mixed", artifact_files(widths=MIXED))
     runs.start(
         "mixed",
-        env={
-            **env,
-            "OSCAR_INT2_ROTATION_PATH": str(
-                write_folder(folder / "mixed", artifact_files(widths=MIXED))
-            ),
-        },
-        job={"engine": INT2, "groups": groups[: 2 * len(recall_prompts())]},
+        env={**env, "OSCAR_INT2_ROTATION_PATH": str(mixed)},
+        job={**plain, "groups": groups[: 2 * len(recall_prompts())]},
     )
     yield runs
     runs.close()
@@ -94,7 +82,7 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
     # A later turn hits all of the one before, so the cut is not what ended it.
     tails = sum(length - cached for length, cached in hits if length - cached == RECENT)
     rows = ENGINE["max_running_requests"]
-    assert {name: value[metric.full_name] for name, metric in ((m.name, m) for m in METRICS)} == {
+    assert {name: value[PREFIX + name] for name in METRICS} == {
         "capacity_tokens": ENGINE["max_total_tokens"],
         "used_tokens": 0,
         "evictable_tokens": value["sglang:kv_evictable_tokens"],
@@ -114,17 +102,13 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
     }
     assert tails == 3 * RECENT and value["sglang:kv_evictable_tokens"] > 1000
     labels = found["sglang:kv_used_tokens"]["labels"]
-    for metric in METRICS:
-        own = INFO_LABELS if metric.name == "artifact_info" else ()
-        assert found[metric.full_name]["labels"].keys() == {*labels, *own}
+    for name in METRICS:
+        own = INFO_LABELS if name == "artifact_info" else ()
+        assert found[PREFIX + name]["labels"].keys() == {*labels, *own}
     shown = found["oscar_int2_artifact_info"]["labels"]
     assert shown["digest"] == manifest(payload()).digest
-    assert (shown["sink"], shown["recent"], shown["k_clip"], shown["group_size"]) == (
-        "16",
-        "32",
-        "0.96",
-        "64",
-    )
+    names = ("sink", "recent", "k_clip", "group_size")
+    assert [shown[name] for name in names] == ["16", "32", "0.96", "64"]
 
 
 def test_the_server_says_what_it_serves(engines: Engines) -> None:
@@ -140,34 +124,19 @@ def test_the_server_says_what_it_serves(engines: Engines) -> None:
         "copy_digest": None,
     }
     clip = given.recipe.clip
-    recipe = {
-        "sink": SINK,
-        "recent": RECENT,
-        "k_clip": clip.k,
-        "v_clip": clip.v,
-        "window_on_hit": "recompute",
-    }
-    assert recipe.items() <= info["recipe"].items()
+    recipe = {"sink": SINK, "recent": RECENT, "k_clip": clip.k, "v_clip": clip.v}
+    assert (recipe | {"window_on_hit": "recompute"}).items() <= info["recipe"].items()
     assert info["origins"] == {"sink": "environment", "recent": "environment"} | dict.fromkeys(
         ("bits", "k_clip", "v_clip", "group_size"), "recipe"
     )
     assert info["bits_per_element"] == 2.5
     memory = info["memory"]
-    assert (
-        memory["token_slots"] == report["tokens"]
-        and memory["window_bytes"] == report["window_store"]
-    )
-    assert (
-        memory["transform_bytes"] == report["transforms"]
-        and memory["request_rows"] == report["rows"]
-    )
+    same = {"token_slots": "tokens", "window_bytes": "window_store", "request_rows": "rows"}
+    for ours, theirs in (same | {"transform_bytes": "transforms"}).items():
+        assert memory[ours] == report[theirs]
+    fixed = report["window_store"] + report["transforms"] + report["scratch"]
+    spent = memory["slot_bytes"] * memory["token_slots"] + fixed
     elements = 4 * 2 * (64 + 64) * memory["token_slots"]
-    spent = (
-        memory["slot_bytes"] * memory["token_slots"]
-        + report["window_store"]
-        + report["transforms"]
-        + report["scratch"]
-    )
     assert info["bits_per_element_in_all"] == pytest.approx(8 * spent / elements)
 
 
@@ -259,8 +228,8 @@ def test_widths_of_layers_and_sides_are_those_of_the_recipe(
         equal += equal_tokens(groups[f"hit{i}"]["tokens"][0], again)
     assert equal > 0.7 * NEW * len(run["groups"])
     with pytest.raises(AssertionError, match="which leads by"):
-        for i, ids in enumerate(recall_prompts()):
-            equal_tokens(run["groups"][f"new{i}"]["tokens"][0], reference.generate(ids, NEW))
+        for ids, tokens in zip(recall_prompts(), first(engines, "mixed"), strict=True):
+            equal_tokens(tokens, reference.generate(ids, NEW))
 
 
 def test_a_short_turn_takes_the_ring_of_the_last_one(engines: Engines) -> None:
@@ -280,22 +249,22 @@ def test_another_chunk_size_gives_other_tokens(
     engines: Engines, reference: ReferenceServer
 ) -> None:
     """So the comparison above does depend on which tokens are read as INT2."""
-    other = ReferenceServer(reference.model, reference.spec, 300)
-    answers = [other.generate(ids, NEW).answer for ids in recall_prompts()]
-    assert answers != [
-        engines.result("int2")["groups"][f"new{i}"]["tokens"][0] for i in range(len(answers))
-    ]
+    other, groups = ReferenceServer(reference.model, reference.spec, 300), first(engines, "int2")
+    assert [other.generate(ids, NEW).answer for ids in recall_prompts()] != groups
+
+
+def first(engines: Engines, name: str) -> list[list[int]]:
+    """Answers to the prompts that come first."""
+    groups = engines.result(name)["groups"]
+    return [groups[f"new{i}"]["tokens"][0] for i in range(len(recall_prompts()))]
 
 
 def test_the_reference_notices_a_clip_one_rank_lower(
     engines: Engines, reference: ReferenceServer
 ) -> None:
     with pytest.raises(AssertionError, match="which leads by"):
-        for i, ids in enumerate(recall_prompts()):
-            equal_tokens(
-                engines.result("clip")["groups"][f"new{i}"]["tokens"][0],
-                reference.generate(ids, NEW),
-            )
+        for ids, tokens in zip(recall_prompts(), first(engines, "clip"), strict=True):
+            equal_tokens(tokens, reference.generate(ids, NEW))
 
 
 def test_int2_reads_every_tier(engines: Engines) -> None:

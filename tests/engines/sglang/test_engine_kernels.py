@@ -24,10 +24,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     folder = tmp_path_factory.mktemp("engines")
     rotations = write_folder(folder / "rotations", artifact_files())
     runs = Engines(folder)
-    for name, extra in (
-        ("plain", {}),
-        ("kernels", {"INT2_TEST_OPS": "kernels"}),
-    ):
+    for name, extra in (("plain", {}), ("kernels", {"INT2_TEST_OPS": "kernels"})):
         env = {**WINDOWS, "OSCAR_INT2_ROTATION_PATH": str(rotations), **extra}
         engine = {"kv_cache_dtype": "int2", "max_running_requests": 2, "chunked_prefill_size": 32}
         runs.start(name, env=env, job={"engine": engine, "groups": groups()})
@@ -49,9 +46,8 @@ def groups() -> list[dict[str, Any]]:
 
 def test_the_engine_reads_the_same_through_the_kernels(engines: Engines) -> None:
     plain, kernels = (engines.result(name)["groups"] for name in ("plain", "kernels"))
-    assert kernels["hit"]["cached"] == [32 - 8, 0] and kernels["turn2"]["cached"] == [
-        40 + NEW + 3 - 8
-    ]
+    assert kernels["hit"]["cached"] == [32 - 8, 0]
+    assert kernels["turn2"]["cached"] == [40 + NEW + 3 - 8]
     for name, group in plain.items():
         assert kernels[name]["tokens"] == group["tokens"]
         for mine, theirs in zip(kernels[name]["logprobs"], group["logprobs"], strict=True):

@@ -107,8 +107,7 @@ def test_drafts_are_accepted_and_rejected(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "of"),
-    [("int2_chain", "int2"), ("sinks_chain", "sinks"), ("sinks_eagle3", "sinks")],
+    ("name", "of"), [("int2_chain", "int2"), ("sinks_chain", "sinks"), ("sinks_eagle3", "sinks")]
 )
 def test_int2_tokens_and_log_probabilities_are_those_of_plain_decoding(
     runs: Runs, name: str, of: str
@@ -150,8 +149,7 @@ def test_what_does_not_work_is_refused_before_weights_are_loaded(runs: Runs) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "each"),
-    [("own", 4 * 2 * 2 * 64 * 4), ("sinks_eagle3", 1 * 2 * 64 * 4), ("chain", 0)],
+    ("name", "each"), [("own", 4 * 2 * 2 * 64 * 4), ("sinks_eagle3", 1 * 2 * 64 * 4), ("chain", 0)]
 )
 def test_a_token_slot_counts_the_cache_of_the_draft_model(runs: Runs, name: str, each: int) -> None:
     """Layers, KV heads, K and V of 64 channels, in float32. Its runner has tables of its own. They

@@ -25,15 +25,9 @@ def plain_locations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def batch(*, extend: bool, **fields: Any) -> Any:
-    return SimpleNamespace(
-        req_pool_indices=ROWS,
-        seq_lens=LENGTHS,
-        out_cache_loc=SLOTS,
-        forward_mode=SimpleNamespace(
-            is_extend=lambda: extend, is_target_verify=lambda: "spec_info" in fields
-        ),
-        **fields,
-    )
+    mode = {"is_extend": lambda: extend, "is_target_verify": lambda: "spec_info" in fields}
+    given = {"req_pool_indices": ROWS, "seq_lens": LENGTHS, "out_cache_loc": SLOTS, **fields}
+    return SimpleNamespace(forward_mode=SimpleNamespace(**mode), **given)
 
 
 def test_an_extend_knows_its_rows_and_lengths_on_the_host() -> None:
@@ -44,42 +38,46 @@ def test_an_extend_knows_its_rows_and_lengths_on_the_host() -> None:
     assert step.out_loc.tolist() == list(range(7))  # what lies behind is padding
 
 
-def test_a_decode_step_holds_the_engines_own_buffers() -> None:
+def test_other_steps_hold_the_engines_own_buffers() -> None:
+    """Drafts are looked for before an extend; those of a chain have no mask."""
     step = step_input(batch(extend=False))
     assert step.kind == "decode" and step.prefix_lens == step.extend_lens == ()
     assert step.rows is ROWS and step.seq_lens is LENGTHS
     assert step.out_loc.data_ptr() == SLOTS.data_ptr() and len(step.out_loc) == 2
-
-
-def test_drafts_of_a_chain_have_no_mask_and_are_looked_for_before_an_extend() -> None:
     step = step_input(batch(extend=True, spec_info=SimpleNamespace(draft_token_num=5, topk=1)))
     assert step.kind == "verify" and step.drafts == Drafts(5)
     assert step.rows is ROWS and step.seq_lens is LENGTHS and step.out_loc is SLOTS
 
 
-TREES = torch.tensor(
-    [
-        [[1, 0, 0], [1, 1, 0], [1, 0, 1]],
-        [[1, 0, 0], [1, 1, 0], [1, 1, 1]],
-    ]
-).bool()
+def mask_of(count: int, lengths: list[int], mask: torch.Tensor, *, slots: int, real: int) -> Any:
+    """The mask of a step with drafts. `slots`: of drafts, padding included; `real`: drafts, or -1
+    where there are none, as while a graph is captured."""
+    drafts = None if real < 0 else torch.zeros(real)
+    given = {"draft_token_num": count, "custom_mask": mask, "topk": 4, "draft_token": drafts}
+    step = step_input(
+        batch(
+            extend=True,
+            spec_info=SimpleNamespace(**given),
+            seq_lens=torch.tensor(lengths),
+            req_pool_indices=torch.zeros(len(lengths)),
+            out_cache_loc=torch.arange(slots),
+        )
+    )
+    assert step.drafts is not None and step.drafts.mask is not None
+    return step.drafts.mask.tolist()
+
+
+TREES = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]], [[1, 0, 0], [1, 1, 0], [1, 1, 1]]]).bool()
 BITS = [0b001, 0b011, 0b101, 0b001, 0b011, 0b111]
 
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("padding", [0, 2])
 def test_masks_of_trees_with_and_without_the_tokens_in_front(whole: bool, padding: int) -> None:
-    lengths = [7, 4] + [1] * padding
     masks = [torch.cat([torch.ones(3, n).bool(), x], 1) for n, x in zip([7, 4], TREES, strict=True)]
     mask = torch.cat([x.flatten() for x in masks]) if whole else TREES.flatten()
-    tokens = torch.zeros(6) if padding else None  # none while a graph is captured
-    drafts = SimpleNamespace(draft_token_num=3, custom_mask=mask, topk=4, draft_token=tokens)
-    given = batch(extend=True, spec_info=drafts)
-    given.seq_lens, given.req_pool_indices = torch.tensor(lengths), torch.zeros(len(lengths))
-    given.out_cache_loc = torch.arange(6)
-    step = step_input(given)
-    assert step.drafts is not None and step.drafts.mask is not None
-    assert step.drafts.mask.tolist() == BITS + [0b001, 0b010, 0b100] * padding
+    found = mask_of(3, [7, 4] + [1] * padding, mask, slots=6, real=6 if padding else -1)
+    assert found == BITS + [0b001, 0b010, 0b100] * padding
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -91,28 +89,11 @@ def test_slots_of_padded_requests_are_no_sign_of_real_ones(whole: bool) -> None:
     tree[:, 0] = True  # eight children of one parent
     mask = torch.cat([torch.ones(8, 64).bool(), tree], 1) if whole else tree
     assert not whole or mask.numel() == 9 * 8 * 8
-    drafts = SimpleNamespace(
-        draft_token_num=8, custom_mask=mask.flatten(), topk=4, draft_token=torch.zeros(8)
-    )
-    given = batch(extend=True, spec_info=drafts)
-    given.seq_lens, given.req_pool_indices = torch.tensor([64] + [1] * 8), torch.zeros(9)
-    given.out_cache_loc = torch.arange(9 * 8)
-    step = step_input(given)
-    assert step.drafts is not None and step.drafts.mask is not None
     own = [1 << node for node in range(8)]
-    assert step.drafts.mask.tolist() == [1, *(1 | bit for bit in own[1:])] + own * 8
-
-
-def test_a_worker_without_requests_verifies_padding() -> None:
-    none = SimpleNamespace(
-        draft_token_num=3, custom_mask=torch.ones(0).bool(), topk=4, draft_token=torch.zeros(0)
-    )
-    given = batch(extend=True, spec_info=none)
-    given.seq_lens, given.req_pool_indices = torch.ones(2).long(), torch.zeros(2)
-    given.out_cache_loc = torch.arange(6)
-    step = step_input(given)
-    assert step.drafts is not None and step.drafts.mask is not None
-    assert step.drafts.mask.tolist() == [0b001, 0b010, 0b100] * 2
+    found = mask_of(8, [64] + [1] * 8, mask.flatten(), slots=9 * 8, real=8)
+    assert found == [1, *(1 | bit for bit in own[1:])] + own * 8
+    # A worker without requests verifies padding.
+    assert mask_of(8, [1, 1], torch.ones(0).bool(), slots=16, real=0) == own * 2
 
 
 def test_the_last_of_32_drafts_is_the_sign() -> None:
@@ -163,33 +144,27 @@ def test_the_configuration_of_a_worker(full_layers: Callable[..., None]) -> None
     config = geometry.cache_config(runner(dict.fromkeys(range(6, 10), 0.1)))
     assert (config.layer_ids, config.num_q_heads, config.softmax.scale) == ((6, 7, 8, 9), 6, 0.1)
     assert (config.max_batch, config.piece_tokens) == (5, 0) and config.max_tokens >= 100
-
-
-def test_only_full_attention_layers_of_the_worker_count(full_layers: Callable[..., None]) -> None:
-    """A hybrid model, of which this worker has a part. Layer 8 has another kind of attention."""
+    # A hybrid model, of which this worker has a part. Layer 8 has another kind of attention.
     full_layers(3, 7, 9, 11)
     config = geometry.cache_config(runner({7: 0.1, 8: 0.3, 9: 0.1}, pool_layers=(7, 9)))
     assert (config.layer_ids, config.softmax.scale, config.max_batch) == ((7, 9), 0.1, 5)
-
-
-def test_a_pool_for_other_layers_is_noticed(full_layers: Callable[..., None]) -> None:
-    full_layers(3, 7, 9, 11)
-    for built in ((9, 7), (7, 8)):
-        with pytest.raises(ServerFailed, match="built a pool for layers"):
-            geometry.cache_config(runner({7: 0.1, 9: 0.1}, pool_layers=built))
-
-
-def test_a_pipeline_stage_without_full_attention_is_refused(
-    full_layers: Callable[..., None],
-) -> None:
-    full_layers(3, 11)
-    with pytest.raises(UsageError, match=r"layers 6 \.\. 9 of this model have no full attention"):
-        geometry.cache_config(runner({}))
-
-
-def test_layers_must_share_their_scaling_and_their_cap(full_layers: Callable[..., None]) -> None:
     full_layers(6, 7)
     assert geometry.cache_config(runner({6: 0.1, 7: 0.1}, caps=(30.0, 30.0))).softmax.cap == 30.0
-    for wrong in (runner({6: 0.1, 7: 0.2}), runner({6: 0.1, 7: 0.1}, caps=(30.0, 50.0))):
-        with pytest.raises(UnsupportedModel, match="different scaling or caps"):
-            geometry.cache_config(wrong)
+
+
+@pytest.mark.parametrize(
+    ("full", "built", "error"),
+    [
+        ((3, 7, 9, 11), runner({7: 0.1, 9: 0.1}, pool_layers=(9, 7)), ServerFailed),
+        ((3, 7, 9, 11), runner({7: 0.1, 9: 0.1}, pool_layers=(7, 8)), ServerFailed),
+        ((3, 11), runner({}), UsageError),  # a pipeline stage without full attention
+        ((6, 7), runner({6: 0.1, 7: 0.2}), UnsupportedModel),
+        ((6, 7), runner({6: 0.1, 7: 0.1}, caps=(30.0, 50.0)), UnsupportedModel),
+    ],
+)
+def test_a_worker_that_cannot_be_served_is_refused(
+    full_layers: Callable[..., None], full: tuple[int, ...], built: Any, error: type[Exception]
+) -> None:
+    full_layers(*full)
+    with pytest.raises(error):
+        geometry.cache_config(built)

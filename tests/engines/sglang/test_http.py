@@ -98,15 +98,14 @@ def test_no_body_is_an_internal_error(served: HttpServer) -> None:
             assert status == 200 or json.dumps(answer).count("error")
 
 
+COUNT = "/v1/messages/count_tokens"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("POST", "/v1/messages/count_tokens", {"model": "a", "messages": []}),
-        (
-            "POST",
-            "/v1/messages/count_tokens",
-            {"model": "a", "messages": [{"role": "user", "content": []}]},
-        ),
+        ("POST", COUNT, {"model": "a", "messages": []}),
+        ("POST", COUNT, {"model": "a", "messages": [{"role": "user", "content": []}]}),
         ("GET", "/v1/loads?include=nonsense", None),
         ("GET", "/v1/loads?include=%ff&format=prometheus", None),
     ],
@@ -141,13 +140,9 @@ def test_an_id_of_a_client_ends_nothing(served: HttpServer) -> None:
     sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
     plain = {"input_ids": [5, 6, 7], "sampling_params": sampling}
     ids = [f"{number:x}" for number in range(16)] + ["", "x" * 300]
-    with ThreadPoolExecutor(len(ids) + 2) as pool:
-        answers = list(
-            pool.map(
-                lambda body: served.post("/generate", body),
-                [plain, *({**plain, "rid": one} for one in ids)],
-            )
-        )
+    bodies = [plain, *({**plain, "rid": one} for one in ids)]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = list(pool.map(lambda body: served.post("/generate", body), bodies))
     assert [status for status, _ in answers] == [200] * len(answers)
     assert [answer["meta_info"]["id"] for _, answer in answers[1:]] == ids
     assert {len(answer["output_ids"]) for _, answer in answers} == {8}

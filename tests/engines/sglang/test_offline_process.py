@@ -17,11 +17,10 @@ from oscar_zoo.engines.sglang.offline_process import (
     OfflineBench,
     OfflineJob,
     Reply,
-    Room,
 )
 
 ANSWER = [5, 6, 7, 8]
-ROOM = Room(tokens=10_000, requests=8)
+ROOM = {"tokens": 10_000, "requests": 8}
 
 
 def part(ids: list[int], count: int, cached: int = 0) -> dict[str, Any]:
@@ -76,53 +75,37 @@ class Engine:
         return parts()
 
 
-@pytest.fixture
-def told() -> list[dict[str, Any]]:
-    return []
-
-
-def bench(engine: Engine, told: list[dict[str, Any]], bulk: Bulk) -> OfflineBench:
+def bulk_of(engine: Engine, bulk: Bulk) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is made of a bulk, and the last news."""
+    told: list[dict[str, Any]] = []
     job = OfflineJob(arguments=(), cases=(), new_tokens=9, news="n", bulk=bulk)
-    return OfflineBench(engine, job, lambda **news: told.append(news))
-
-
-def test_every_turn_goes_on_from_the_answers(told: list[dict[str, Any]]) -> None:
-    bulk, engine = Bulk(requests=3, context=40, new_tokens=10, turns=3), Engine()
-    done = bench(engine, told, bulk).bulk(bulk, ROOM)
+    done = OfflineBench(engine, job, lambda **news: told.append(news), **ROOM).bulk(bulk)
     engine.loop.close()
-    assert [turn["reused"] for turn in done["turns"]] == pytest.approx(
-        [0.25, 28 / 114, 47 / 188], abs=0.01
-    )
+    return done, told[-1]
+
+
+def test_every_turn_goes_on_from_the_answers() -> None:
+    bulk, engine = Bulk(requests=3, context=40, new_tokens=10, turns=3), Engine()
+    done, last = bulk_of(engine, bulk)
+    reused = [0.25, 28 / 114, 47 / 188]
+    assert [turn["reused"] for turn in done["turns"]] == pytest.approx(reused, abs=0.01)
     assert all(turn["seconds"] > 0 for turn in done["turns"])
-    warm_up, first, second, third = (
-        engine.prompts[:6],
-        *(engine.prompts[6 + 3 * n : 9 + 3 * n] for n in range(3)),
-    )
-    assert [len(prompt) for prompt in warm_up] == [40, 40, 112, 112, 184, 184] and len(
-        engine.prompts
-    ) == 15
+    assert [len(prompt) for prompt in engine.prompts[:6]] == [40, 40, 112, 112, 184, 184]
+    first, second, third = (engine.prompts[at : at + 3] for at in (6, 9, 12))
     for before, after, length in ((first, second, 40), (second, third, 114)):
         for earlier, later in zip(before, after, strict=True):
-            assert (
-                later[: length + 10] == [*earlier, *[length] * 10]
-                and len(later) == length + 10 + FOLLOW_UP
-            )
-    assert len({tuple(prompt) for prompt in engine.prompts}) == 15
-    assert told[-1]["progress"] == bulk.tokens + bulk.warm(8).tokens
+            assert later[: length + 10] == [*earlier, *[length] * 10]
+            assert len(later) == length + 10 + FOLLOW_UP
+    assert len({tuple(prompt) for prompt in engine.prompts}) == len(engine.prompts) == 15
+    assert last["progress"] == bulk.tokens + bulk.warm(8).tokens
 
 
-def test_an_answer_that_ends_early_is_no_figure(told: list[dict[str, Any]]) -> None:
-    bulk, engine = Bulk(requests=3, context=40, new_tokens=10), Engine(missing=1)
-    assert bench(engine, told, bulk).bulk(bulk, ROOM) == {"refused": "3 requests ended early"}
-    engine.loop.close()
-
-
-def test_a_conversation_that_does_not_fit_is_not_begun(told: list[dict[str, Any]]) -> None:
-    bulk, engine = Bulk(requests=3, context=9_950, new_tokens=10, turns=2), Engine()
-    assert bench(engine, told, bulk).bulk(bulk, ROOM) == {
-        "refused": "needs 10,034 tokens, the cache has 10,000"
-    }
-    engine.loop.close()
+def test_a_bulk_that_ends_early_or_does_not_fit_is_no_figure() -> None:
+    early = bulk_of(Engine(missing=1), Bulk(requests=3, context=40, new_tokens=10))
+    assert early[0] == {"refused": "3 requests ended early"}
+    engine = Engine()
+    done, _ = bulk_of(engine, Bulk(requests=3, context=9_950, new_tokens=10, turns=2))
+    assert done == {"refused": "needs 10,034 tokens, the cache has 10,000"}
     assert engine.prompts == []
 
 
@@ -130,35 +113,27 @@ PAIR = Case(batch=2, context=40)
 REPEATED = OfflineJob(arguments=(), cases=(PAIR,), new_tokens=9, repeats=3, news="n")
 
 
-def measured(engine: Engine, told: list[dict[str, Any]], job: OfflineJob) -> list[dict[str, Any]]:
-    """What is told of the case, without the progress."""
-    OfflineBench(engine, job, lambda **news: told.append(news)).measure(PAIR, ROOM)
+def measured(engine: Engine) -> list[dict[str, Any]]:
+    """What is told of a case, without the progress, which counts all of its tokens in the end."""
+    told: list[dict[str, Any]] = []
+    OfflineBench(engine, REPEATED, lambda **news: told.append(news), **ROOM).measure(PAIR)
     engine.loop.close()
+    assert told[-1] == {"progress": REPEATED.total_tokens}
     return [news for news in told if "case" in news]
 
 
-def test_a_case_is_told_once_per_repeat_and_every_repeat_has_prompts_of_its_own(
-    told: list[dict[str, Any]],
-) -> None:
+def test_a_case_is_told_once_per_repeat_and_every_repeat_has_prompts_of_its_own() -> None:
     engine = Engine()
-    news = measured(engine, told, REPEATED)
+    news = measured(engine)
     assert [one["case"] for one in news] == [PAIR.model_dump()] * 3
-    assert all(
-        [count for _, count in request] == [*range(1, 10)] for request in news[0]["arrivals"]
-    )
+    for request in news[0]["arrivals"]:
+        assert [count for _, count in request] == [*range(1, 10)]
     assert len({tuple(prompt) for prompt in engine.prompts}) == 2 * (1 + 3)  # and the warm-up
     assert sorted(map(len, engine.prompts[:2])) == [40, 40]
-    assert told[-1] == {"progress": REPEATED.total_tokens}
 
 
-def test_a_repeat_that_is_refused_ends_its_case_and_keeps_the_earlier_ones(
-    told: list[dict[str, Any]],
-) -> None:
-    news = measured(Engine(refuses_after=4), told, REPEATED)
-    assert "arrivals" in news[0] and news[1]["refused"] == "ValueError: no more" and len(news) == 2
-    assert told[-1] == {"progress": REPEATED.total_tokens}
-
-
-def test_a_request_without_a_token_is_no_figure(told: list[dict[str, Any]]) -> None:
-    (only,) = measured(Engine(missing=9), told, REPEATED)
+def test_a_repeat_that_is_refused_ends_its_case_and_keeps_the_earlier_ones() -> None:
+    first, second = measured(Engine(refuses_after=4))
+    assert "arrivals" in first and second["refused"] == "ValueError: no more"
+    (only,) = measured(Engine(missing=9))
     assert only == {"case": PAIR.model_dump(), "refused": "a request ended without a token"}

@@ -15,7 +15,6 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines.sglang.served_artifact import load, recipe_values
-from oscar_zoo.engines.sglang.setting_flags import CodeBits
 from oscar_zoo.engines.sglang.settings import ArtifactSource, RecipeValues
 from oscar_zoo.errors import (
     ArtifactNotFound,
@@ -33,14 +32,7 @@ def test_a_folder_with_a_manifest(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a", artifact_files())
     loaded = load(ArtifactSource(folder=str(folder)))
     assert loaded.digest == manifest(payload()).digest
-    assert loaded.recipe == RecipeValues(
-        sink=64,
-        recent=256,
-        bits=CodeBits(),
-        k_clip=(0.96,),
-        v_clip=(0.92,),
-        group_size=64,
-    )
+    assert loaded.recipe == RecipeValues(group_size=64)
     assert loaded.k.declared_role == "k" and loaded.v.declared_role == "v"
     loaded.check_geometry(**FIT)
 
@@ -51,7 +43,7 @@ def test_a_folder_without_a_manifest_has_the_digest_of_its_two_files_and_no_reci
     folder = write_folder(tmp_path / "a", artifact_files(with_manifest=False))
     loaded = load(ArtifactSource(folder=str(folder)))
     assert loaded.digest == manifest(payload()).digest
-    assert loaded.recipe == RecipeValues() and loaded.manifest is None
+    assert loaded.recipe is None and loaded.manifest is None
     same = load(ArtifactSource(files=(str(folder / K_NAME), str(folder / V_NAME))), loaded.digest)
     assert same.digest == loaded.digest
 
@@ -96,6 +88,9 @@ def test_a_name_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert loaded.digest == manifest(payload()).digest and loaded.recipe.group_size == 64
 
 
+SHORTER = replace(rotation("sst_r_h_pbr"), layers=rotation("sst_r_h_pbr").layers[:3])
+
+
 @pytest.mark.parametrize(
     ("files", "error", "text"),
     [
@@ -106,16 +101,7 @@ def test_a_name_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             UsageError,
             f"several K files: k_other.pt, {K_NAME}",
         ),
-        (
-            {
-                **payload(),
-                V_NAME: rotation_bytes(
-                    replace(rotation("sst_r_h_pbr"), layers=rotation("sst_r_h_pbr").layers[:3])
-                ),
-            },
-            UsageError,
-            "not of one fit",
-        ),
+        ({**payload(), V_NAME: rotation_bytes(SHORTER)}, UsageError, "not of one fit"),
     ],
 )
 def test_folders_that_do_not_hold_one_pair(
@@ -125,12 +111,9 @@ def test_folders_that_do_not_hold_one_pair(
         load(ArtifactSource(folder=str(write_folder(tmp_path / "a", files))))
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_no_folder_and_two_files_the_wrong_way_round(tmp_path: Path) -> None:
     with pytest.raises(PathNotFound, match="no such folder of rotations"):
         load(ArtifactSource(folder=str(tmp_path / "none")))
-
-
-def test_two_files_the_wrong_way_round(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a", payload())
     with pytest.raises(UsageError, match=f"{V_NAME} is not a K file"):
         load(ArtifactSource(files=(str(folder / V_NAME), str(folder / K_NAME))))
@@ -141,11 +124,11 @@ def test_two_files_the_wrong_way_round(tmp_path: Path) -> None:
     [
         (
             {"layer_ids": tuple(range(36))},
-            "was made for 4 full-attention layers, this model has 36",
+            "was made for 4 layers with full attention, this model has 36",
         ),
         (
             {"layer_ids": (0, 1, 2, 4)},
-            "covers layers 0, 1, 2, 3, this model has full attention in layers 0, 1, 2, 4",
+            "was made for 0, 1, 2, 3 full-attention layers, this model has 0, 1, 2, 4",
         ),
         ({"head_dim": 128}, "was made for 64 head_dim, this model has 128"),
         ({"v_head_dim": 32}, "was made for 64 v_head_dim, this model has 32"),
@@ -162,9 +145,7 @@ def test_another_model_than_the_artifact_was_made_for(
 
 def test_recipes_are_followed_or_refused() -> None:
     recipe = ServingRecipe(group_size=32, clip=Clip(k=0.5, v=0.4, algorithm="none"))
-    assert recipe_values(recipe) == RecipeValues(
-        sink=64, recent=256, bits=CodeBits(), k_clip=(0.0,), v_clip=(0.0,), group_size=32
-    )
+    assert recipe_values(recipe) == RecipeValues(k_clip=(0.0,), v_clip=(0.0,), group_size=32)
     for refused in (
         ServingRecipe(group_size=32, clip=Clip(k=0.5, v=0.4), quantizer="lloydmax-uniform-u2/1"),
         ServingRecipe(group_size=32, clip=Clip(k=0.5, v=0.4, algorithm="absrank-bisect7/1")),

@@ -84,6 +84,15 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     worker.served.cache_clear()
 
 
+def defaults(**given: object) -> SimpleNamespace:
+    args = SimpleNamespace(**UNSET | given)
+    server_args.set_defaults(args)
+    return args
+
+
+DRAFTS = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 32}
+
+
 @pytest.mark.parametrize(
     ("given", "requests"),
     [
@@ -91,32 +100,23 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({"tp_size": 2}, 80),  # the L40S, half of the heads
         ({"base_gpu_id": 1}, 40),
         ({"dp_size": 2}, 40),  # of each replica
-        (
-            {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
-            80,
-        ),  # two workers with all heads share them
+        # Two workers with all heads share them.
+        ({"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}, 80),
         ({"tp_size": 2, "attn_dp_size": 2}, 80),
         ({"pp_size": 2}, 80),
         ({"dtype": "float32"}, 64),
         ({"device": "cpu"}, 64),
         ({"base_gpu_id": 7}, 64),
         ({"max_running_requests": 5}, 5),
-        (
-            {
-                "base_gpu_id": 1,
-                "speculative_algorithm": "NGRAM",
-                "speculative_num_draft_tokens": 32,
-            },
-            32,
-        ),  # rings have room for the drafts
+        ({"base_gpu_id": 1, **DRAFTS}, 32),  # rings have room for the drafts
+        # A folder says its heads: two in place of the usual eight, so four times as many fit.
+        ({"base_gpu_id": 1, "model_path": str(MODEL)}, 128),
     ],
 )
 def test_the_smallest_gpu_of_a_server_decides(
     machine: None, served: None, given: dict[str, object], requests: int
 ) -> None:
-    args = SimpleNamespace(**UNSET | given)
-    server_args.set_defaults(args)
-    assert args.max_running_requests == requests
+    assert defaults(**given).max_running_requests == requests
 
 
 @pytest.mark.parametrize(
@@ -131,29 +131,16 @@ def test_the_smallest_gpu_of_a_server_decides(
 def test_a_draft_model_gets_a_backend_of_sglang(
     machine: None, served: None, algorithm: str | None, chosen: str | None, backend: str | None
 ) -> None:
-    drafts = {
-        "speculative_algorithm": algorithm,
-        "speculative_draft_attention_backend": chosen,
-    }
-    args = SimpleNamespace(**UNSET | drafts)
-    server_args.set_defaults(args)
-    assert args.speculative_draft_attention_backend == backend
+    name = "speculative_draft_attention_backend"
+    args = defaults(speculative_algorithm=algorithm, **{name: chosen})
+    assert getattr(args, name) == backend
 
 
 def test_an_artifact_that_cannot_be_read_is_told_later(
     machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSCAR_INT2_ROTATION_PATH", "/nowhere")
-    args = SimpleNamespace(**UNSET)
-    server_args.set_defaults(args)
-    assert args.max_running_requests == 64
-
-
-def test_a_model_in_a_folder_says_its_heads(machine: None, served: None) -> None:
-    """Two in place of the usual eight: four times as many requests have the same memory."""
-    args = SimpleNamespace(**UNSET | {"model_path": str(MODEL), "base_gpu_id": 1})
-    server_args.set_defaults(args)
-    assert args.max_running_requests == 128
+    assert defaults().max_running_requests == 64
 
 
 def test_gpus_that_the_server_does_not_see_do_not_count(
@@ -194,14 +181,8 @@ def test_a_larger_gpu_never_runs_fewer(less: int, more: int) -> None:
 
 
 def heads(query: int, kv: int) -> Geometry:
-    return Geometry(
-        num_layers=1,
-        num_q_heads=query,
-        num_kv_heads=kv,
-        head_dim=64,
-        v_head_dim=64,
-        attention_layers=(0,),
-    )
+    sizes = {"num_q_heads": query, "num_kv_heads": kv, "head_dim": 64, "v_head_dim": 64}
+    return Geometry(num_layers=1, attention_layers=(0,), **sizes)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +207,5 @@ def test_the_workers_of_dp_attention_each_split_all_heads() -> None:
     with pytest.raises(UsageError, match="5 GPUs of a worker cannot share the 40 query") as error:
         check_heads("M", heads(40, 8), Layout(tp=10, workers=2), option="--tp {}")
     assert str(error.value.hint).endswith("--tp 8")
-
-
-def test_replicas_and_groups_do_not_split_heads() -> None:
+    # Replicas and groups do not split heads.
     check_heads("M", heads(40, 8), Layout(tp=8, pp=5, replicas=3), option="--tp {}")

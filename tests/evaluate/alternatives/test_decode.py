@@ -13,9 +13,8 @@ from torch import Tensor
 from oscar_zoo.artifact.formats import hadamard, hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.evaluate.against_table import choices
-from oscar_zoo.evaluate.formats import Subject
+from oscar_zoo.evaluate.formats import Subject, codebook, gaussian, rotation
 from oscar_zoo.evaluate.simulated_cache import SimulatedCache
-from oscar_zoo.evaluate.turboquant import codebook, gaussian, rotation
 from oscar_zoo.models.attention import Softmax
 
 D, HEADS, KV_HEADS, TOKENS, SCALING = 32, 4, 2, 401, 0.3

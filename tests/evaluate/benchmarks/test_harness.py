@@ -99,7 +99,6 @@ def test_answers_that_are_read_from_text(
     asked = iter((right, WRONG))
     found = run(tmp_path, name, rows, lambda _: next(asked), seeds=(0, 1))
     assert sorted(found.values[0]) == [0, 1]
-    assert found.mean.by_repeat == tuple(found.values[0])
 
 
 def test_instructions_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +166,7 @@ def test_choices_are_compared_by_log_probability(tmp_path: Path) -> None:
     with open_answers(tmp_path / "answers.gz", {}) as answers:
         found = run_arm("int2", task, Settings(GENERATION, (0,)), answers, ask=ask)
     assert found.values.tolist() == [[1], [0], [0], [1]]
-    assert (found.exhausted_rate, found.prompt_tokens) == (0, 320)
+    assert (found.exhausted_rate, len(found.used)) == (0, 16)
 
 
 def test_a_limit_takes_the_first_questions(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ class ExactShape(SlotShape):
     """Size of an `ExactStore`."""
 
     def token_bytes(self) -> int:
-        """See `SlotShape`; with the float32 rows."""
         exact = 4 * (self.k.head_dim + self.v.head_dim)
         return super().token_bytes() + self.num_layers * self.num_kv_heads * exact
 
@@ -40,13 +39,11 @@ class ExactStore(SlotStore):
         )
 
     def layer(self, index: int, windows: WindowStore) -> LayerCache:
-        """See `SlotStore`."""
         cache = super().layer(index, windows)
         parts = (getattr(cache, field.name) for field in fields(cache))
         return ExactLayer(*parts, self.exact_k[index], self.exact_v[index])
 
     def buffers(self) -> Iterator[Tensor]:
-        """See `SlotStore`."""
         yield from super().buffers()
         yield from self.exact_k
         yield from self.exact_v
@@ -60,26 +57,37 @@ class ExactLayer(LayerCache):
     exact_v: Tensor
 
 
-def exact_write(
-    key: Tensor,
-    value: Tensor,
-    cache: ExactLayer,
-    transforms: Transforms,
-    targets: TokenTargets,
-    *,
-    parts: str = "all",
-    rows_out: tuple[Tensor, Tensor] | None = None,
-    **options: Any,
-) -> Tensor | None:
-    """The reference, and its rows by slot."""
-    rows = rows_out or (key.new_empty(key.shape).float(), value.new_empty(value.shape).float())
-    out = REFERENCES.write(
-        key, value, cache, transforms, targets, parts=parts, rows_out=rows, **options
-    )
-    if parts != "windows":
-        slots = targets.out_loc.long()
-        cache.exact_k[slots], cache.exact_v[slots] = rows
-    return out
+def _writing(then: Callable[..., None]) -> Callable[..., Tensor | None]:
+    """The reference, with something more for the slots of new tokens and their rows."""
+
+    def write(
+        key: Tensor,
+        value: Tensor,
+        cache: LayerCache,
+        transforms: Transforms,
+        targets: TokenTargets,
+        *,
+        parts: str = "all",
+        rows_out: tuple[Tensor, Tensor] | None = None,
+        **options: Any,
+    ) -> Tensor | None:
+        rows = rows_out or (key.new_empty(key.shape).float(), value.new_empty(value.shape).float())
+        given = {"parts": parts, "rows_out": rows, **options}
+        out = REFERENCES.write(key, value, cache, transforms, targets, **given)
+        if parts != "windows":
+            then(cache, targets.out_loc.long(), rows)
+        return out
+
+    return write
+
+
+def _keep(cache: ExactLayer, slots: Tensor, rows: tuple[Tensor, Tensor]) -> None:
+    cache.exact_k[slots], cache.exact_v[slots] = rows
+
+
+def _poison(cache: LayerCache, slots: Tensor, _: tuple[Tensor, Tensor]) -> None:
+    cache.codes[slots] = 0
+    cache.affine[slots] = POISON
 
 
 def reading_exact_rows(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,30 +105,10 @@ def exact_rows(cache: ExactLayer, slots: Tensor) -> tuple[Tensor, Tensor]:
     return cache.exact_k[slots], cache.exact_v[slots]
 
 
-def poisoned_write(
-    key: Tensor,
-    value: Tensor,
-    cache: LayerCache,
-    transforms: Transforms,
-    targets: TokenTargets,
-    *,
-    parts: str = "all",
-    **options: Any,
-) -> Tensor | None:
-    """The reference, but every slot reads as `POISON` afterwards."""
-    out = REFERENCES.write(key, value, cache, transforms, targets, parts=parts, **options)
-    if parts != "windows":
-        slots = targets.out_loc.long()
-        cache.codes[slots] = 0
-        cache.affine[slots] = POISON
-    return out
-
-
 class ExactCommit(DraftCommit):
     """The reference, and float32 rows by slot."""
 
     def __call__(self, **given: Any) -> None:
-        """See `DraftCommit`."""
         super().__call__(**given)
         nodes, count = given["accepted"].view(-1, given["count"]), given["count"]
         slots = given["out_loc"].long().view(-1, count)
@@ -134,8 +122,8 @@ class ExactCommit(DraftCommit):
 EXACT = replace(
     REFERENCES,
     make_commit=ExactCommit,
-    write=exact_write,
+    write=_writing(_keep),
     decode=reading_exact_rows(REFERENCES.decode),
     extend=reading_exact_rows(REFERENCES.extend),
 )
-POISONED = replace(REFERENCES, write=poisoned_write)
+POISONED = replace(REFERENCES, write=_writing(_poison))

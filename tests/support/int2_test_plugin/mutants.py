@@ -46,7 +46,6 @@ class StaleWindows(WindowStore):
     """The new owner of a row takes over everything that the old one wrote."""
 
     def begin(self, prefixes: Mapping[int, int]) -> None:
-        """See `WindowStore`."""
         super().begin(dict.fromkeys(prefixes, 0))
 
 
@@ -113,13 +112,6 @@ def partner_is_forward(table: TransformTable) -> TransformTable:
             for layer in table.layers
         )
     )
-
-
-def layer_index(index: int, layers: int, mutant: str) -> int:
-    """The place of a layer in stores of `layers` layers; a wrong one, if `mutant` is about it."""
-    if mutant == "one_layer":
-        return 0
-    return layers - 1 - index if mutant == "swapped_layers" else index
 
 
 def broken(ops: Ops, mutant: str) -> Ops:

@@ -26,14 +26,12 @@ class WindowCoverage:
 
     @property
     def compressed(self) -> int:
-        """Number of positions that are read as INT2."""
         overlap = len(
             range(max(self.sink.start, self.ring.start), min(self.sink.stop, self.ring.stop))
         )
         return self.length - len(self.sink) - len(self.ring) + overlap
 
     def compressed_sinks(self, sink: int) -> int:
-        """Number of those among the first `sink` positions."""
         return sum(p not in self.sink and p not in self.ring for p in range(min(sink, self.length)))
 
 
@@ -53,7 +51,6 @@ def coverage(
 
 
 def covers(cache: LayerCache, batch: BatchView) -> list[WindowCoverage]:
-    """Where every request of a batch reads its cached tokens."""
     windows, rows = batch.windows, batch.rows.long()
     state = zip(windows.sink_from[rows].tolist(), windows.ring_start[rows].tolist(), strict=True)
     lengths = batch.kv_indptr.diff().tolist()
@@ -70,7 +67,6 @@ def covers(cache: LayerCache, batch: BatchView) -> list[WindowCoverage]:
 
 
 def counting(ops: Ops, reads: Counter[str]) -> Ops:
-    """`ops` that add to `reads`."""
 
     def counted(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:

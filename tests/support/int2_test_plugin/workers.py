@@ -12,7 +12,7 @@ from torch import Tensor
 from int2_test_plugin import exact, mutants, reads
 from oscar_zoo.engines.sglang import worker
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable
+from oscar_zoo.runtime.engine import CacheConfig
 from oscar_zoo.runtime.int2_cache import Int2Cache
 from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
@@ -29,13 +29,7 @@ class TestedCache(Int2Cache):
     said: dict[str, Any]
 
     def report(self) -> dict[str, object]:
-        """See `Int2Cache.report`."""
         return {**super().report(), **self.said}
-
-    def layer_index(self, layer_id: int) -> int:
-        """See `Int2Cache.layer_index`."""
-        index, layers = super().layer_index(layer_id), len(self.config.layer_ids)
-        return mutants.layer_index(index, layers, self.said["mutant"])
 
 
 def install(mode: str, mutant: str, ops: str) -> None:
@@ -86,8 +80,14 @@ def install(mode: str, mutant: str, ops: str) -> None:
             config = replace(config, piece_tokens=PIECE_TOKENS)
         if mutant == "partner_is_forward":
             transforms = mutants.partner_is_forward(transforms)
-        source = SlotTable(slot_table, used.pack)
-        cache = TestedCache(config, slots, windows, transforms, source, ops=used, prefill=prefill)
+        cache = TestedCache(
+            config, slots, windows, transforms, slot_table, ops=used, prefill=prefill
+        )
+        last = len(cache.index) - 1
+        if mutant == "one_layer":
+            cache.index = dict.fromkeys(cache.index, 0)
+        if mutant == "swapped_layers":
+            cache.index = {layer: last - index for layer, index in cache.index.items()}
         cache.said = {"reads": counted, "mode": mode, "mutant": mutant, "ops": ops}
         return cache
 

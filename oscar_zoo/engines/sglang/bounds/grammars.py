@@ -35,11 +35,9 @@ CPU_SECONDS, WAIT_SECONDS = 2, 30
 MEMORY = 1 << 30
 """Bytes that a trial may take beyond what its process has."""
 STEPS = 128
-"""Tokens that a trial follows."""
 FOLLOW_SECONDS, TOKEN_SECONDS = 0.2, 0.002
 """Processor time to follow a grammar, and more for each token that it takes."""
 AT_ONCE = 4
-"""Trials at a time."""
 MOST_CACHED = 256 << 20
 """Bytes of compiled grammars that SGLang's compiler keeps."""
 MOST_KEPT = 512
@@ -107,7 +105,6 @@ class Trials:
 
 @contextlib.contextmanager
 def _in_memory(content: bytes) -> Iterator[int]:
-    """The descriptor of a file in memory."""
     place = os.memfd_create("grammar")
     try:
         with open(place, "wb", closefd=False) as file:
@@ -156,7 +153,6 @@ class _Guarded:
 
 
 def _failed(said: str) -> str:
-    """What a compiler says, in one line; nothing where it says nothing."""
     return said and f"cannot be compiled: {' '.join(said.split())[:500]}"
 
 
@@ -194,13 +190,11 @@ def followed(matcher: type[Any]) -> type[Any]:
 
 
 def forget(cache: dict[Any, Any]) -> None:
-    """Leave no more than `MOST_KEPT` grammars in a cache that grows."""
     while len(cache) > MOST_KEPT:
         cache.pop(next(iter(cache)), None)
 
 
 def main() -> None:
-    """Take jobs until the server ends."""
     import xgrammar
 
     wire, place = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
@@ -220,7 +214,6 @@ def main() -> None:
 
 
 def _try(xgrammar: Any, compiler: Any, job: int, answer: int) -> None:
-    """In a fork: the trial. It does not return."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])

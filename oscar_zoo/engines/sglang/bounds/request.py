@@ -4,7 +4,6 @@ it arrives, and of each prompt once it is tokens."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from oscar_zoo.errors import UsageError
 MOST_TOKENS = 2**31 - 1
 MOST_STOPS = 32
 MOST_STOP_TEXT = 1024
-"""Characters of one stop string."""
 MOST_IDS = 4096
 MOST_SAMPLES = 128
 LEAST_PENALTY = 0.01
@@ -98,32 +96,25 @@ PARAMETERS: dict[str, Check] = {
 """Sampling parameters. A value of `None` means that one was left out, and is not checked."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """The check of a field; where `each`, a request with several prompts may have a list with one
-    value per prompt."""
-
-    check: Check
-    each: bool = False
-
-
-ROWS: dict[str, Row] = {
-    "rid": Row(_name, each=True),
-    "text": Row(values.text(1 << 30), each=True),
-    "input_ids": Row(lambda value: None),  # `check_prompt` sees them all
-    "sampling_params": Row(lambda value: None),  # `PARAMETERS` has its rows
-    "return_logprob": Row(values.flag, each=True),
-    "logprob_start_len": Row(values.whole(0, MOST_TOKENS, -1), each=True),
-    "top_logprobs_num": Row(values.whole(0, MOST_LOGPROBS), each=True),
-    "token_ids_logprob": Row(_ids, each=True),
-    "return_text_in_logprobs": Row(values.flag),
-    "stream": Row(values.flag),
-    "return_hidden_states": Row(values.word(True, False, "last"), each=True),
-    "lora_path": Row(_name, each=True),
-    "extra_key": Row(_name, each=True),
-    "cache_salt": Row(_name, each=True),
+ROWS: dict[str, Check] = {
+    "rid": _name,
+    "text": values.text(1 << 30),
+    "input_ids": lambda value: None,  # `check_prompt` sees them all
+    "sampling_params": lambda value: None,  # `PARAMETERS` has its rows
+    "return_logprob": values.flag,
+    "logprob_start_len": values.whole(0, MOST_TOKENS, -1),
+    "top_logprobs_num": values.whole(0, MOST_LOGPROBS),
+    "token_ids_logprob": _ids,
+    "return_text_in_logprobs": values.flag,
+    "stream": values.flag,
+    "return_hidden_states": values.word(True, False, "last"),
+    "lora_path": _name,
+    "extra_key": _name,
+    "cache_salt": _name,
 }
 """Fields of a request. A value of `None` is not checked here, either."""
+OF_ALL_PROMPTS = ("input_ids", "sampling_params", "return_text_in_logprobs", "stream")
+"""Fields of one value. Of the others a request with several prompts may have a list of values."""
 
 
 class RefusedField(UsageError):
@@ -146,9 +137,9 @@ def check_request(request: Any, known: Collection[str], *, longest: int) -> None
             f"asks for {answers} answers, and at most {MOST_PROMPTS} are allowed",
         )
     several = prompts if prompts is not None else (1 if samples > 1 else None)
-    for name, row in ROWS.items():
+    for name in ROWS:
         value = getattr(request, name, None)
-        _refuse(name, None if value is None else _wrong(row, value, several))
+        _refuse(name, None if value is None else _wrong(name, value, several))
     texts = [request.text] if isinstance(request.text, str) else request.text or []
     most = max(LEAST_TEXT, CHARACTERS_PER_TOKEN * longest)
     if any(len(text) > most for text in texts):
@@ -156,12 +147,6 @@ def check_request(request: Any, known: Collection[str], *, longest: int) -> None
 
 
 def check_prompt(request: Any, ids: Sequence[int] | None, vocabulary: int) -> None:
-    """Check one prompt and what was asked about it, just before the scheduler gets it.
-
-    Args:
-        ids: the tokens of the prompt; `None` where media decide them.
-        vocabulary: number of tokens of the model.
-    """
     field = "input_ids" if request.input_ids is not None else "text"
     _refuse(field, None if ids is None else values.token_ids(ids, vocabulary))
     session = getattr(request, "session_params", None)
@@ -212,7 +197,6 @@ def _refuse(field: str, wrong: str | None) -> None:
 
 
 def _prompts(request: Any) -> int | None:
-    """The number of prompts; `None` for one that is not in a list."""
     if request.text is not None:
         field, given, single = "text", request.text, isinstance(request.text, str)
     elif request.input_ids is not None:
@@ -265,14 +249,15 @@ def _check_parameters(given: Any, known: Collection[str]) -> None:
         _refuse("sampling_params.min_new_tokens", f"is {least}, and max_new_tokens is {most}")
 
 
-def _wrong(row: Row, value: Any, prompts: int | None) -> str | None:
-    if not (row.each and prompts is not None and isinstance(value, list)):
-        return row.check(value)
-    if row.check is _ids and not any(isinstance(one, list) for one in value):
-        return row.check(value)  # one list of tokens for all prompts
+def _wrong(name: str, value: Any, prompts: int | None) -> str | None:
+    check = ROWS[name]
+    if name in OF_ALL_PROMPTS or prompts is None or not isinstance(value, list):
+        return check(value)
+    if check is _ids and not any(isinstance(one, list) for one in value):
+        return check(value)  # one list of tokens for all prompts
     if len(value) != prompts:
         return f"has {len(value)} entries for {prompts} prompts"
-    found = (row.check(one) for one in value if one is not None)
+    found = (check(one) for one in value if one is not None)
     return next((f"has an entry that {wrong}" for wrong in found if wrong is not None), None)
 
 

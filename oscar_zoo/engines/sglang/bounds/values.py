@@ -18,9 +18,7 @@ Check = Callable[[Any], str | None]
 
 INT64 = 2**63 - 1
 MOST_NAME = 512
-"""Characters of an identifier, such as the id of a request."""
 SHOWN = 40
-"""Characters of a value that a message shows."""
 MOST_STOP = 256
 """Bytes of a stop expression, and characters that it may match."""
 MOST_OPEN = 2
@@ -65,7 +63,6 @@ def flag(value: Any) -> str | None:
 
 
 def text(most: int) -> Check:
-    """A string of at most `most` characters that can be written as UTF-8."""
 
     def check(value: Any) -> str | None:
         if not isinstance(value, str):
@@ -92,7 +89,6 @@ def word(*allowed: Any) -> Check:
 
 
 def sequence(check: Check, most: int) -> Check:
-    """A list of at most `most` values."""
 
     def check_all(value: Any) -> str | None:
         if not isinstance(value, list | tuple | set | frozenset):
@@ -103,12 +99,10 @@ def sequence(check: Check, most: int) -> Check:
 
 
 def one_or_more(check: Check, most: int) -> Check:
-    """One value, or a list of at most `most` of them."""
     return lambda value: _each(value, check, most) if isinstance(value, list) else check(value)
 
 
 def mapping(keys: Check, values: Check, most: int) -> Check:
-    """An object of at most `most` entries."""
 
     def check(value: Any) -> str | None:
         if not isinstance(value, dict):
@@ -142,7 +136,6 @@ def token_ids(ids: Collection[int], vocabulary: int) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: short, and in one line."""
     if isinstance(value, list | tuple | set | dict) and len(value) > 3:
         return f"a {type(value).__name__} of {len(value)}"
     try:
@@ -177,7 +170,6 @@ class _Slow(Exception):
 
 
 def _longest(parts: Any) -> int:
-    """The most characters that `parts` match."""
     total = 0
     for what, value in parts:
         if what in ONE_CHARACTER:

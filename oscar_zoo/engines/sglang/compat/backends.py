@@ -39,7 +39,6 @@ def wrap(original: Callable[..., Any], runner: Any, backend: Any) -> Any:
 
 @contextmanager
 def _shown(owner: Any, **values: Any) -> Iterator[None]:
-    """Other values of attributes, for a while."""
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)
@@ -63,7 +62,6 @@ class StockRunner:
 
 
 def sliding_backend(runner: Any) -> Any:
-    """A stock backend over the pool of the layers with a window, which has the model's dtype."""
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     (window,) = {layer.sliding_window_size for layer in geometry.sliding_layers(runner)}

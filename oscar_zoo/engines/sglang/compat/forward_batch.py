@@ -25,7 +25,7 @@ def step_input(forward_batch: Any) -> StepInput:
     rows, seq_lens = forward_batch.req_pool_indices, forward_batch.seq_lens
     out_loc = geometry.write_location(forward_batch.out_cache_loc)
     on_host = () if rows.is_cuda else tuple(rows.tolist())
-    if verifies(forward_batch):
+    if forward_batch.forward_mode.is_target_verify():
         drafts = drafts_of(forward_batch, out_loc)
         return StepInput("verify", rows, on_host, seq_lens, out_loc, drafts=drafts)
     if not forward_batch.forward_mode.is_extend():
@@ -70,11 +70,6 @@ def by_ngrams() -> bool:
     return str(get_spec().speculative_algorithm or "").upper() == "NGRAM"
 
 
-def is_draft(owner: Any) -> bool:
-    """Whether this is the worker of a draft model, whose cache is SGLang's own."""
-    return bool(getattr(owner, "is_draft_worker", False))
-
-
 def draft_model(args: Any, spec: Any) -> Any:
     from sglang.srt.configs.model_config import ModelConfig
 
@@ -111,22 +106,13 @@ def draft_slot_bytes(configurator: Any) -> int:
     return int(layers) * int(heads) * (int(model.head_dim) + int(model.v_head_dim)) * itemsize
 
 
-def verifies(forward_batch: Any) -> bool:
-    """Whether a batch brings drafts to verify. Such a batch is an extend batch for SGLang too, but
-    without the lengths of one."""
-    return bool(forward_batch.forward_mode.is_target_verify())
-
-
 def drafts_of(forward_batch: Any, out_loc: Tensor) -> Drafts:
-    """The drafts of a batch that verifies them. Nothing is read on the host.
+    """The drafts of a batch that verifies them. Nothing is read on the host. A chain stays where it
+    is written. SGLang moves the accepted nodes of everything else.
 
-    A chain stays where it is written. SGLang moves the accepted nodes of everything else.
-
-    Args:
-        forward_batch: SGLang's; in front of a graph, and with DP attention, padding makes more
-            requests of it than have drafts.
-        out_loc: slots of the drafts, which may be padded, too. They count where there are no
-            drafts: while a graph is captured.
+    In front of a graph, and with DP attention, padding makes more requests of a batch than have
+    drafts. `out_loc`, slots of the drafts, may be padded, too. They count where there are no
+    drafts: while a graph is captured.
     """
     spec, rows = forward_batch.spec_info, forward_batch.req_pool_indices.numel()
     count = int(spec.draft_token_num)

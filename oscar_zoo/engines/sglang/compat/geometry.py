@@ -76,13 +76,11 @@ def full_attention_layers(runner: Any) -> list[Any]:
 
 
 def sliding_layers(runner: Any) -> list[Any]:
-    """The attention layers of a worker that are not full-attention layers, as SGLang's modules."""
     full = worker_layers(runner)
     return [layer for layer in attention_layers(runner.model) if layer.layer_id not in full]
 
 
 def cache_config(runner: Any) -> CacheConfig:
-    """What the worker of a model runner serves from our token pool."""
     from oscar_zoo.runtime.int2_cache import piece_tokens  # imports kernels: workers only
 
     pool, own = full_pool(runner.token_to_kv_pool), worker_layers(runner)
@@ -107,7 +105,6 @@ def cache_config(runner: Any) -> CacheConfig:
 
 
 def context_length(runner: Any) -> int:
-    """Longest request the model is served for, in tokens, prompt and answer together."""
     return int(runner.model_config.context_len)
 
 
@@ -167,12 +164,8 @@ def write_location(loc_info: Any) -> Any:
 
 
 def write_both(pool: Any, layer: Any, out_loc: Any, k: Any, v: Any) -> None:
-    """Write keys and values of a layer into that half of a pair of pools that it belongs to.
-
-    Args:
-        out_loc: slot ids of the first half, one per token.
-        k, v: `[tokens, heads, head_dim]`.
-    """
+    """Write keys and values of a layer, `[tokens, heads, head_dim]`, into that half of a pair of
+    pools that it belongs to. `out_loc`: slot ids of the first half, one per token."""
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     loc = KVWriteLoc(out_loc, pool.translate_loc_from_full_to_swa(out_loc))
@@ -208,7 +201,3 @@ def either_pool(make: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
         return token_pool_class()(*args, **{**kwargs, "dtype": dtype})
 
     return made
-
-
-def full_backend(backend: Any) -> Any:
-    return getattr(backend, "full_attn_backend", backend)

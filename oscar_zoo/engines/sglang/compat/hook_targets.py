@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oscar_zoo.engines.sglang.compat import releases
@@ -19,24 +18,11 @@ from oscar_zoo.engines.sglang.compat import releases
 Hook = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Target:
-    """A place in SGLang that a hook of ours attaches to."""
-
-    path: str  # of a function or method
-    # Name of a `HookType`: a hook `BEFORE` may return other arguments, one `AFTER` another result,
-    # and one `AROUND` calls the original itself.
-    kind: str
-
-    def place(self) -> tuple[Any, str]:
-        owner, _, name = self.path.rpartition(".")
-        return pkgutil.resolve_name(owner), name
-
-
-def targets() -> dict[str, tuple[Target, ...]]:
-    """Where each hook attaches in the installed version, by the name of the hook. Subclasses that
-    override a method are listed with their base, because a patch of the base does not reach
-    them."""
+def targets() -> list[tuple[str, str, str]]:
+    """The name of each hook, its kind, and the path of the function or method that it attaches to
+    in the installed version. A hook `BEFORE` may return other arguments, one `AFTER` another
+    result, and one `AROUND` calls the original itself. Subclasses that override a method are listed
+    with their base, because a patch of the base does not reach them."""
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.server_args import ServerArgs
 
@@ -97,10 +83,7 @@ def targets() -> dict[str, tuple[Target, ...]]:
         ("update_metrics", "AFTER", f"{stats}.log_stats"),
         ("prefix_hits", "BEFORE", f"{rows}.alloc"),
     )
-    found: dict[str, tuple[Target, ...]] = {}
-    for hook, kind, path in places:
-        found[hook] = (*found.get(hook, ()), Target(f"sglang.srt.{path}", kind))
-    return found
+    return [(hook, kind, f"sglang.srt.{path}") for hook, kind, path in places]
 
 
 def install(
@@ -109,27 +92,30 @@ def install(
     make_backend: Hook,
     scheduler_methods: Mapping[str, Hook],
 ) -> None:
-    """Register everything with SGLang."""
     from sglang.srt import server_args
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.managers.scheduler import Scheduler
 
     server_args.add_attention_backend_choices([backend])
     register_attention_backend(backend)(make_backend)
-    _attach((hooks[name], place) for name, places in targets().items() for place in places)
-    _add_to_scheduler(scheduler_methods)
+    _attach([(hooks[name], kind, path) for name, kind, path in targets()])
+    for name, method in scheduler_methods.items():
+        setattr(Scheduler, name, method)
 
 
 def install_chains(hook: Hook) -> None:
     """Attach the hook behind the drafts of n-grams, in a worker that is about to make some. Without
     a GPU the module cannot be imported everywhere."""
     path = "sglang.srt.speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens"
-    _attach([(hook, Target(path, "AFTER"))])
+    _attach([(hook, "AFTER", path)])
 
 
-def _attach(wanted: Iterable[tuple[Hook, Target]]) -> None:
+def _attach(wanted: Sequence[tuple[Hook, str, str]]) -> None:
     """Attach hooks to functions and methods. All places are found before any of them changes."""
     functions: dict[tuple[Any, str], Hook] = {}
-    for hook, kind, (owner, name) in [(hook, x.kind, x.place()) for hook, x in wanted]:
+    places = [path.rpartition(".") for _, _, path in wanted]
+    owners = [pkgutil.resolve_name(owner) for owner, _, _ in places]
+    for (hook, kind, _), owner, (_, _, name) in zip(wanted, owners, places, strict=True):
         given: Any = vars(owner).get(name)
         unbound = isinstance(given, (classmethod, staticmethod))
         original = given.__func__ if unbound else getattr(owner, name)
@@ -156,16 +142,8 @@ def _wrapped(original: Hook, hook: Hook, kind: str) -> Hook:
 
 
 def _replace_imported(replaced: Mapping[int, Hook]) -> None:
-    """Replace functions, by their `id`, where a module has imported them by name."""
     for module in list(sys.modules.values()):
         names = list(getattr(module, "__dict__", {}).items())
         for name, value in names:
             if id(value) in replaced:
                 setattr(module, name, replaced[id(value)])
-
-
-def _add_to_scheduler(methods: Mapping[str, Hook]) -> None:
-    from sglang.srt.managers.scheduler import Scheduler
-
-    for name, method in methods.items():
-        setattr(Scheduler, name, method)

@@ -74,7 +74,6 @@ def split(model_config: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def use_two_pools(model_config: Any) -> None:
-    """Have SGLang keep the layers with a window in a pool of their own."""
     found = split(model_config)
     if found is not None:
         model_config.is_hybrid_swa = True
@@ -95,7 +94,6 @@ def given_ratio() -> float | None:
 
 
 def longest_piece(owner: Any) -> int:
-    """Tokens that one forward pass adds to a request, at most."""
     size = schedule().chunked_prefill_size
     return int(size) if size and size > 0 else int(owner.model_config.context_len)
 
@@ -114,13 +112,9 @@ def sliding_bytes(owner: Any) -> int:
 
 
 def set_sizes(pools: Any, *, token: float, sliding: float, ratio: float) -> None:
-    """Tell SGLang's plan of both pools what slots take.
-
-    Args:
-        token: bytes of a token in all full-attention layers, those of a draft model included.
-        sliding: bytes of a token in all layers with a window.
-        ratio: slots of the second to those of the first.
-    """
+    """Tell SGLang's plan of both pools the bytes of a `token` in all full-attention layers, those
+    of a draft model included, and in all layers with a `sliding` window; and the `ratio` of slots
+    of the second to those of the first."""
     pools._full_per_token = token / pools._full_layers_num
     pools._swa_per_token = sliding / pools._swa_layers_num
     pools._swa_full_tokens_ratio = ratio

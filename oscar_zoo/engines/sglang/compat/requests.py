@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -47,14 +48,29 @@ def has_responses() -> bool:
 def name_fields(field_of: Callable[[str], str | None]) -> None:
     """Let answers of the OpenAI-compatible routes to bad requests name the field, as OpenAI's own
     do."""
+    from fastapi.responses import ORJSONResponse
     from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
 
-    answer = OpenAIServingBase.create_error_response
-    OpenAIServingBase.create_error_response = _naming(answer, field_of)
+    original = OpenAIServingBase.create_error_response
+
+    @functools.wraps(original)
+    def answer(self: Any, message: str, *given: Any, **named: Any) -> Any:
+        response = original(self, message, *given, **named)
+        field = field_of(message) if response.status_code == 400 else None
+        if field is None:
+            return response
+        error = {**_bad_request(message), "param": field}
+        # OpenAI's clients read the inner object, clients of SGLang the outer one.
+        return ORJSONResponse({"error": error, "object": "error", **error}, status_code=400)
+
+    OpenAIServingBase.create_error_response = answer
+
+
+def _bad_request(message: str) -> dict[str, Any]:
+    return {"message": message, "type": "invalid_request_error", "code": 400}
 
 
 def put_in_front(make: Callable[[Any], Any]) -> None:
-    """Let `make` wrap SGLang's application, its own middleware included."""
     app = http_server().app
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: make(build())
@@ -70,26 +86,25 @@ def bound_connections(bound: Callable[[type[Any]], None]) -> None:
             bound(getattr(module, protocol))
 
 
-def while_it_freezes(tell: Callable[[bool], None]) -> None:
-    """Call `tell` with true before SGLang freezes its garbage collector through its own HTTP
-    server, and with false afterwards; 0.5.17 does not."""
+def while_it_freezes(freezing: threading.Event) -> None:
+    """Set an event while SGLang freezes its garbage collector through its own HTTP server; 0.5.17
+    does not."""
     server = http_server()
     freeze = getattr(server, "_freeze_gc_after_server_warmup", None)
     if freeze is None:
         return
 
     def told(*given: Any, **named: Any) -> Any:
-        tell(True)
+        freezing.set()
         try:
             return freeze(*given, **named)
         finally:
-            tell(False)
+            freezing.clear()
 
     server._freeze_gc_after_server_warmup = told
 
 
 def http_arguments() -> tuple[str, str | None, str | None]:
-    """Where the HTTP server of this process listens, its API key and its administration key."""
     from sglang.srt.runtime_context import get_server_args
 
     args = get_server_args()
@@ -187,31 +202,9 @@ def check_converted(unfit: Callable[[Exception], Exception]) -> None:
         return self._error_response(400, "invalid_request_error", why)
 
     def refused(_: Any, error: Exception) -> Any:
-        kind = {"message": str(error)[:500], "type": "invalid_request_error", "code": 400}
-        return ORJSONResponse({"error": kind}, status_code=400)
+        return ORJSONResponse({"error": _bad_request(str(error)[:500])}, status_code=400)
 
     AnthropicServing.handle_count_tokens = counted
     http_server().app.add_exception_handler(ValueError, refused)
     # Read behind the end of a stream, also of one that was refused before it was divided.
     GenerateReqInput.is_single = True
-
-
-def _naming(original: Any, field_of: Callable[[str], str | None]) -> Any:
-    from fastapi.responses import ORJSONResponse
-
-    @functools.wraps(original)
-    def answer(self: Any, message: str, *given: Any, **named: Any) -> Any:
-        response = original(self, message, *given, **named)
-        field = field_of(message) if response.status_code == 400 else None
-        if field is None:
-            return response
-        error = {
-            "message": message,
-            "type": "invalid_request_error",
-            "param": field,
-            "code": 400,
-        }
-        # OpenAI's clients read the inner object, clients of SGLang the outer one.
-        return ORJSONResponse({"error": error, "object": "error", **error}, status_code=400)
-
-    return answer

@@ -9,7 +9,6 @@ much older state, or to none: so one is saved early.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from oscar_zoo.engines.sglang.compat import releases
@@ -20,42 +19,18 @@ def model_runner(scheduler: Any) -> Any:
     return scheduler.tp_worker.model_runner
 
 
-def add_internal_state(output: Any, name: str, value: Any) -> None:
-    """Add plain values to the answer of a worker for `/server_info`."""
-    output.internal_state[name] = value
-
-
-@dataclass(frozen=True)
-class MetricsOutlet:
-    """Where a worker's metrics go."""
-
-    collector: Any  # SGLang's own metrics of this worker; ours are updated when it logs its stats
-    runner: Any  # the model runner
-    labels: dict[str, Any]  # labels of every metric
-    gauge: Callable[..., Any]  # both: classes that write where SGLang's `/metrics` reads
-    counter: Callable[..., Any]
-    used_tokens: Callable[[], float]  # both: SGLang's last counts of token slots
-    evictable_tokens: Callable[[], float]
-
-
-def metrics_outlet(reporter: Any) -> MetricsOutlet | None:
-    """The outlet of a scheduler process; `None` if SGLang exports nothing, as without
+def metrics_collector(reporter: Any) -> Any | None:
+    """SGLang's own metrics of a scheduler process; `None` if it exports nothing, as without
     `--enable-metrics` or on other ranks."""
-    if not reporter.current_scheduler_metrics_enabled:
-        return None
+    return reporter.metrics_collector if reporter.current_scheduler_metrics_enabled else None
+
+
+def metric_classes(collector: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Gauges and counters that write where SGLang's `/metrics` reads."""
     # SGLang imports it late too, after it has chosen the folder that all processes write to.
     from prometheus_client import Counter, Gauge
 
-    collector = reporter.metrics_collector
-    return MetricsOutlet(
-        collector=collector,
-        runner=model_runner(reporter.scheduler),
-        labels=dict(collector.labels),
-        gauge=collector._gauge_cls or Gauge,
-        counter=collector._counter_cls or Counter,
-        used_tokens=lambda: reporter.stats.kv_used_tokens,
-        evictable_tokens=lambda: reporter.stats.kv_evictable_tokens,
-    )
+    return collector._gauge_cls or Gauge, collector._counter_cls or Counter
 
 
 def newly_allocated(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, list[int]]:
@@ -83,10 +58,6 @@ def freed(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, l
         del free[before:]
         free[:0] = rows
     return result, rows
-
-
-def rows_in_use(req_to_token_pool: Any) -> int:
-    return int(req_to_token_pool.size) - int(req_to_token_pool.available_size())
 
 
 def prompt(request: Any, width: int) -> PromptKey:
@@ -133,14 +104,12 @@ def all_tokens(request: Any) -> int:
 
 
 def cached_tokens(request: Any) -> int:
-    """Tokens of a request that the prefix cache has, or that were prefilled already."""
     if releases.PREFIX.here(request):
         return int(request.prefix_len)
     return len(request.prefix_indices)
 
 
 def pool_beside(tree: Any) -> Any:
-    """The pool of request rows beside a prefix cache; `None` if it has none."""
     return getattr(tree, "req_to_token_pool", None)
 
 
@@ -168,16 +137,10 @@ def name_place(request: Any) -> None:
     page_size, recent = planned
     step, absolute = _grid(page_size)
     latest = all_tokens(request) - recent
-    place = early_place(cached_tokens(request), latest, step)
-    off = place is None or (absolute and place % step != 0)
+    steps = (latest - cached_tokens(request)) // step
+    place = cached_tokens(request) + steps * step
+    off = steps <= 0 or (absolute and place % step != 0)
     request.mamba_branching_seqlen = None if off else place
-
-
-def early_place(prefix: int, latest: int, step: int) -> int | None:
-    """The last place that is a whole number of steps behind `prefix` and not behind `latest`;
-    `None` if there is none."""
-    steps = (latest - prefix) // step
-    return prefix + steps * step if steps > 0 else None
 
 
 def _grid(page_size: int) -> tuple[int, bool]:

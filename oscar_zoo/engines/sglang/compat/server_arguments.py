@@ -11,25 +11,17 @@ from typing import Any
 from oscar_zoo.engines.sglang.compat import releases
 
 ABOUT_IMAGES = (
-    "is_multimodal",
-    "is_audio_model",
-    "is_image_understandable_model",
-    "is_audio_understandable_model",
-    "is_multimodal_chunked_prefill_supported",
-    "is_multimodal_piecewise_cuda_graph_supported",
-    "is_multimodal_breakable_cuda_graph_supported",
+    "is_multimodal is_audio_model is_image_understandable_model is_audio_understandable_model"
+    " is_multimodal_chunked_prefill_supported is_multimodal_piecewise_cuda_graph_supported"
+    " is_multimodal_breakable_cuda_graph_supported".split()
 )
 """What SGLang's configuration of a model says about images and sound."""
 
 
 def add_dtype_choice(parser: argparse.ArgumentParser, dtype: str) -> None:
     for action in parser._actions:
-        if (
-            action.dest == "kv_cache_dtype"
-            and action.choices is not None
-            and dtype not in action.choices
-        ):
-            action.choices = [*action.choices, dtype]
+        if action.dest == "kv_cache_dtype" and dtype not in (action.choices or (dtype,)):
+            action.choices = [*(action.choices or ()), dtype]
 
 
 def may_set_defaults(server_args: Any) -> bool:
@@ -89,7 +81,6 @@ def leave_out_images(model_config: Any) -> None:
 
 
 def open_engine(arguments: Sequence[str]) -> Any:
-    """An engine with the settings of a server's command line, `--oscar-*` flags included."""
     import sglang
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

@@ -12,7 +12,7 @@ import ipaddress
 import json
 import re
 import secrets as random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,77 +29,43 @@ GET, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 PUT = frozenset({"POST", "PUT"})
 Table = Mapping[str, frozenset[str]]
 """Methods by path; `{name}` is one part of a path, and `{name:path}` the rest of it."""
-_INFORMATION: Table = {
-    "/": GET,
-    "/health": GET,
-    "/health_generate": GET,
-    "/ping": GET,
-    "/metrics": GET,
-    "/metrics/": GET,
-    "/model_info": GET,
-    "/get_model_info": GET,
-    "/server_info": GET,
-    "/get_server_info": GET,
-    "/v1/loads": GET,
-    "/v1/models": GET,
-    "/v1/models/{model:path}": GET,
-    "/api/tags": GET,
-    "/api/show": POST,
+
+
+def _table(methods: frozenset[str], paths: str) -> Table:
+    return dict.fromkeys(paths.split(), methods)
+
+
+_BOTH: Table = {
+    **_table(GET, "/ /health /health_generate /ping /metrics /metrics/ /v1/loads /api/tags"),
+    **_table(GET, "/model_info /get_model_info /server_info /get_server_info"),
+    **_table(GET, "/v1/models /v1/models/{model:path} /v1/responses/{response_id}"),
+    **_table(PUT, "/generate"),
+    **_table(POST, "/tokenize /detokenize /v1/tokenize /v1/detokenize /api/show"),
+    **_table(POST, "/v1/completions /v1/chat/completions"),
+    **_table(POST, "/v1/responses /v1/responses/{response_id}/cancel"),
+    **_table(POST, "/v1/messages /v1/messages/count_tokens"),
 }
-_INFERENCE: Table = {
-    "/generate": PUT,
-    "/tokenize": POST,
-    "/detokenize": POST,
-    "/v1/completions": POST,
-    "/v1/chat/completions": POST,
-    "/v1/tokenize": POST,
-    "/v1/detokenize": POST,
-    "/v1/responses": POST,
-    "/v1/responses/{response_id}": GET,
-    "/v1/responses/{response_id}/cancel": POST,
-    "/v1/messages": POST,
-    "/v1/messages/count_tokens": POST,
-}
-_BOTH = {**_INFORMATION, **_INFERENCE}
 OPEN: Mapping[str, Table] = {
-    "0.5.17": {
-        **_BOTH,
-        "/weight_version": GET,
-        "/get_weight_version": GET,
-        "/get_load": GET,
-    },
-    "0.5.21": {**_BOTH, "/ready": GET},
-    "0.5.23": {**_BOTH, "/ready": GET},
+    "0.5.17": {**_BOTH, **_table(GET, "/weight_version /get_weight_version /get_load")},
+    "0.5.21": {**_BOTH, **_table(GET, "/ready")},
+    "0.5.23": {**_BOTH, **_table(GET, "/ready")},
 }
 """Routes for everybody who may ask at all, by release."""
 # Not Ollama's /api/chat: with transformers 5 these releases fail there, whatever they are asked.
 ENGINE_API: Table = {
-    "/encode": PUT,
-    "/classify": PUT,
-    "/invocations": POST,
-    "/vertex_generate": POST,
-    "/v1/embeddings": POST,
-    "/v1/classify": POST,
-    "/v1/rerank": PUT,
-    "/v1/score": POST,
-    "/v1/decisions": POST,
-    "/v1/systemone": POST,
-    "/api/generate": POST,
+    **_table(PUT, "/encode /classify /v1/rerank"),
+    **_table(POST, "/invocations /vertex_generate /v1/embeddings /v1/classify /v1/score"),
+    **_table(POST, "/v1/decisions /v1/systemone /api/generate"),
 }
 """Routes that `--engine-api` opens besides, with all fields of the engine; some releases lack some.
 """
-ADMINISTRATION: Table = {
-    "/flush_cache": frozenset({"POST"}),
-    "/freeze_gc": frozenset({"POST"}),
-}
+ADMINISTRATION: Table = {"/flush_cache": frozenset({"POST"}), "/freeze_gc": frozenset({"POST"})}
 """Routes for the administration key, which only tools of this user on this machine have: `eval` and
 `bench` empty the prefix cache, and SGLang itself freezes its garbage collector after a start."""
 
 
 @dataclass(frozen=True)
 class FrontSettings:
-    """Who may ask."""
-
     host: str  # the address that the server listens on
     origins: tuple[str, ...] = ()  # origins of pages that may ask and read
     # What clients must know, or `None` where everybody may ask.
@@ -115,9 +81,8 @@ class FrontSettings:
     def make(
         cls, host: str, origins: tuple[str, ...], key: str | None, *, engine_api: bool = False
     ) -> FrontSettings:
-        """Settings with new keys for SGLang and for administration.
-
-        SGLang makes arguments of them, and would take one that begins with a hyphen for a flag."""
+        """With new keys for SGLang and for administration. SGLang makes arguments of them, and
+        would take one that begins with a hyphen for a flag."""
         return cls(
             host=host,
             origins=origins,
@@ -143,28 +108,21 @@ class FrontSettings:
         return cls(**(value | {"origins": tuple(value["origins"])}))
 
 
-@dataclass(frozen=True)
-class Names:
-    """The names of a server."""
-
-    host: str  # the address that it listens on, as `--expose` says
-    # Whether requests need a key. A server on every address of a machine may then be called by any
-    # name, such as that of a container: a page knows no key.
-    has_key: bool
-
-    def has(self, header: str) -> bool:
-        """Whether a `Host` header names this server; the port may be another one (containers)."""
-        everywhere = self.host in WILDCARDS
-        if everywhere and self.has_key:
-            return True
-        name = host_name(header)
-        if name is None:
-            return False
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return name in LOOPBACK_NAMES or name == self.host.lower()
-        return address.is_loopback or everywhere or name == self.host.lower()
+def is_named(header: str, host: str, *, has_key: bool) -> bool:
+    """Whether a `Host` header names a server that listens on `host`; the port may be another one
+    (containers). A server on every address of a machine, whose requests need a key, may be called
+    by any name, such as that of a container: a page knows no key."""
+    everywhere = host in WILDCARDS
+    if everywhere and has_key:
+        return True
+    name = host_name(header)
+    if name is None:
+        return False
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name in LOOPBACK_NAMES or name == host.lower()
+    return address.is_loopback or everywhere or name == host.lower()
 
 
 def host_name(header: str) -> str | None:
@@ -188,7 +146,6 @@ def is_loopback(peer: str | None) -> bool:
 
 
 def parse_origin(text: str) -> str:
-    """An origin as browsers send it."""
     try:
         parts = urlsplit(text.rstrip("/"))
         host, port = parts.hostname, parts.port
@@ -204,25 +161,19 @@ def parse_origin(text: str) -> str:
     return f"{parts.scheme}://{name}" + ("" if port in (None, usual) else f":{port}")
 
 
-def is_own_page(origin: str, host: str) -> bool:
-    """Whether a page with `origin` came from the server itself, which was asked as `host`. It
-    speaks HTTP: a page of https with its name is of a proxy, which `--allow-origin` can open."""
-    return origin.lower() == f"http://{host.lower()}"
-
-
 def may_ask(origin: str | None, site: bytes | None, host: str, allowed: Collection[str]) -> bool:
-    """Whether a page may send a request; no page at all may."""
+    """Whether a page may send a request to a server that it calls `host`; no page at all may. One
+    of the server itself came by HTTP: a page of https with its name is of a proxy, which
+    `--allow-origin` can open."""
     if origin is None:
         return site not in FOREIGN
-    return origin in allowed or is_own_page(origin, host)
+    return origin in allowed or origin.lower() == f"http://{host.lower()}"
 
 
 @dataclass(frozen=True)
 class Routes:
-    """A table, ready to be asked for every request."""
-
-    exact: Table  # paths without parts that vary
-    templates: tuple[tuple[re.Pattern[str], frozenset[str]], ...]  # the others
+    exact: Table
+    templates: tuple[tuple[re.Pattern[str], frozenset[str]], ...]  # paths with parts that vary
 
     @classmethod
     def of(cls, table: Table) -> Routes:
@@ -237,8 +188,12 @@ class Routes:
 
 
 def open_routes(version: str, *, engine_api: bool = False) -> Routes:
-    """The routes that clients of SGLang `version` reach."""
-    return Routes.of({**OPEN[_nearest(version, OPEN)], **(ENGINE_API if engine_api else {})})
+    """The routes that clients of SGLang `version` reach: those of the last tested release that is
+    not after it, else of the first one."""
+    ordered = sorted(OPEN, key=_number)
+    before = [one for one in ordered if _number(one) <= _number(version)]
+    table = OPEN[before[-1] if before else ordered[0]]
+    return Routes.of({**table, **(ENGINE_API if engine_api else {})})
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -248,13 +203,6 @@ def _pattern(path: str) -> re.Pattern[str]:
     for kind, text in zip(kinds, texts[1:], strict=True):
         found += (".+" if kind else "[^/]+") + re.escape(text)
     return re.compile(found)
-
-
-def _nearest(version: str, releases: Iterable[str]) -> str:
-    """The last of `releases` that is not after `version`, else the first of them."""
-    ordered = sorted(releases, key=_number)
-    before = [one for one in ordered if _number(one) <= _number(version)]
-    return before[-1] if before else ordered[0]
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -15,13 +15,11 @@ from typing import Any
 from oscar_zoo.engines.sglang.front.messages import Refused
 
 MOST_DEPTH = 64
-"""Levels of a body."""
 MOST_NESTED, MOST_VALUES = 500_000, 2_000_000
 """Lists and objects of a body, and these with all other values. A reader keeps everybody waiting,
 and takes a hundred times the memory of empty lists."""
 MOST_TEMPLATE_WORDS = 64
 MOST_WORD = 4096
-"""Characters of a field that is no text of `LONG`."""
 MOST_ID, MOST_IDS = 512, 1024
 LONG = frozenset("prompt text input instructions system suffix regex ebnf json_schema".split())
 _COMMON = frozenset(
@@ -129,7 +127,6 @@ def read(content: bytes) -> Any:
 
 
 def check(path: str, value: Any) -> dict[str, Any]:
-    """The body `value` of a request to `path`; raises `Wrong` for what a client may not ask."""
     if not isinstance(value, dict):
         raise Wrong("the body must be an object.")
     known = FIELDS.get(path, frozenset())
@@ -173,8 +170,7 @@ def own_ids(body: dict[str, Any]) -> dict[str, str]:
     good = all(isinstance(one, str) and len(one) <= MOST_ID for one in several)
     if not good or len(several) > MOST_IDS:
         raise Wrong(
-            f"rid must be a string of at most {MOST_ID} characters, or a list of {MOST_IDS}.",
-            "rid",
+            f"rid must be a string of at most {MOST_ID} characters, or a list of {MOST_IDS}.", "rid"
         )
     ours = {secrets.token_hex(16): one for one in several}
     body["rid"] = [*ours] if isinstance(given, list) else next(iter(ours))

@@ -53,7 +53,6 @@ class Refused(Exception):
 
 
 async def refuse(send: Send, refused: Refused) -> None:
-    """Answer with an error in the form of OpenAI."""
     error = _error(refused.message, refused.code, refused.param)
     await answer(send, refused.status, error, refused.headers)
 
@@ -74,7 +73,6 @@ def _error(message: str, code: str, param: str | None = None) -> dict[str, Any]:
 
 
 async def answer(send: Send, status: int, value: Any, headers: Headers = ()) -> None:
-    """Answer with JSON; with nothing for `None`."""
     body = b"" if value is None else json.dumps(value).encode()
     fixed = [(b"content-length", str(len(body)).encode())]
     if body:
@@ -83,32 +81,25 @@ async def answer(send: Send, status: int, value: Any, headers: Headers = ()) -> 
     await send({"type": "http.response.body", "body": body})
 
 
-def with_headers(send: Send, headers: Headers) -> Send:
+def passing(
+    send: Send,
+    *,
+    headers: Headers = (),
+    begun: Callable[[], None] | None = None,
+    ended: Callable[[], None] | None = None,
+) -> Send:
+    """Pass an answer on with more headers, and call `begun` for each part of it, and `ended` behind
+    the last one: SGLang goes on for two seconds behind a stream."""
 
     async def forward(message: Message) -> None:
+        if begun is not None:
+            begun()
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *headers]}
         await send(message)
-
-    return forward
-
-
-def when_begun(send: Send, call: Callable[[], None]) -> Send:
-
-    async def forward(message: Message) -> None:
-        call()
-        await send(message)
-
-    return forward
-
-
-def when_ended(send: Send, call: Callable[[], None]) -> Send:
-    """Call `call` when the answer has ended. SGLang goes on for two seconds behind a stream."""
-
-    async def forward(message: Message) -> None:
-        await send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body"):
-            call()
+        last = message["type"] == "http.response.body" and not message.get("more_body")
+        if last and ended is not None:
+            ended()
 
     return forward
 
@@ -132,7 +123,6 @@ def with_ids(send: Send, ids: Mapping[str, str]) -> Send:
 
 
 def without(send: Send, secrets: Sequence[str]) -> Send:
-    """Remove secrets from an answer that is sent as a whole."""
     start: Message = {}
     parts: list[bytes] = []
 
@@ -201,14 +191,8 @@ GONE = 400, "The connection was closed before the body had come.", "gone"
 
 
 class Body:
-    """The body of one request, and `receive` for SGLang, which gets it in one piece.
-
-    Args:
-        together: all bodies of this server that are held now, and their bytes.
-
-    Attributes:
-        content: what has come.
-    """
+    """The body of one request, and `receive` for SGLang, which gets it in one piece. `content` is
+    what has come; `together` are all bodies of this server that are held now, and their bytes."""
 
     def __init__(self, receive: Receive, together: dict[Body, int]) -> None:
         self._receive, self._together = receive, together
@@ -226,7 +210,6 @@ class Body:
         return {"type": "http.request", "body": content, "more_body": False}
 
     async def read(self) -> Reason | None:
-        """Read it whole; why it is not taken, or `None`."""
         try:
             async with asyncio.timeout(FIRST_SECONDS) as self._coming:
                 refusal = await self._read()
@@ -286,22 +269,15 @@ class Body:
         return self._length / (time.monotonic() - self._began)
 
 
-def most_connections() -> int:
-    """`MOST`, or half of the files that this process may open, if those are fewer."""
-    return min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-
-
 class Connections:
-    """All connections of one HTTP server, as uvicorn's protocols."""
-
     def __init__(self, most: int | None = None, seconds: float = HEAD_SECONDS) -> None:
-        self._most, self._seconds = most or most_connections(), seconds
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most, self._seconds = most or min(MOST, files // 2), seconds
         self._open: set[Any] = set()
         self._waiting: dict[Any, asyncio.TimerHandle | None] = {}
         """Those without a request under way, the longest first, and when they are closed."""
 
     def bound(self, protocol: type[Any]) -> None:
-        """Let every connection of this class of uvicorn be one of these."""
 
         def behind(name: str, then: Any) -> None:
             original = getattr(protocol, name)

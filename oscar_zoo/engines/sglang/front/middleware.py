@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from oscar_zoo.engines.sglang.front import access, fields, messages
@@ -45,21 +45,10 @@ CLOSED = "does not exist here. Routes that change a server are closed; see docs/
 NEEDS_KEY = "This server needs its API key: Authorization: Bearer KEY."
 
 
-@dataclass
-class Start:
-    """What happens while a server starts."""
-
-    freezes: bool = False  # SGLang asks itself for `/freeze_gc`, without a key where it has none
-
-
 class Front:
-    """An ASGI application around SGLang's.
-
-    Args:
-        settings: who may ask.
-        routes: what they may ask for.
-        off: why SGLang cannot answer a path of `routes`, in sentences; `None` where it can.
-    """
+    """An ASGI application around SGLang's. `freezing` is set while SGLang asks itself for
+    `/freeze_gc`, without a key where it has none; `off` says why SGLang cannot answer a path of
+    `routes`, in sentences, or gives `None` where it can."""
 
     def __init__(
         self,
@@ -67,21 +56,17 @@ class Front:
         settings: FrontSettings,
         routes: Routes,
         facts: Mapping[str, Any],
-        start: Start | None = None,
+        freezing: threading.Event | None = None,
         *,
         off: Callable[[str], str | None] = lambda path: None,
     ) -> None:
-        self._start, self._off = start or Start(), off
+        self._freezing, self._off = freezing or threading.Event(), off
         self._app, self._settings, self._routes, self._facts = app, settings, routes, dict(facts)
         self._bodies: dict[Body, int] = {}
         self._answering: set[object] = set()
-        self._names = access.Names(settings.host, has_key=settings.key is not None)
         self._administration = Routes.of(ADMINISTRATION)
-        self._client_keys = [
-            key.encode()
-            for key in (settings.key, settings.engine_key, settings.administration_key)
-            if key is not None
-        ]
+        keys = (settings.key, settings.engine_key, settings.administration_key)
+        self._client_keys = [key.encode() for key in keys if key is not None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -98,11 +83,9 @@ class Front:
             path, method = _path(scope), scope["method"]
             _check_once(scope["headers"])
             known = self._known(headers)
-            foreign = self._foreign(headers, known=known)
-            if foreign is not None:
-                raise Refused(403, foreign, "forbidden")
+            self._refuse_foreign(headers, known=known)
             cors = self._cors(headers)
-            send = messages.with_headers(send, cors) if cors else send
+            send = messages.passing(send, headers=cors) if cors else send
             if cors and method == "OPTIONS":
                 await messages.answer(send, 204, None, _preflight(headers))
             elif path == PATH and method == "GET":
@@ -119,7 +102,7 @@ class Front:
                 one = object()
                 if method == "POST":  # other routes are answered at once
                     self._answering.add(one)
-                    send = messages.when_ended(send, lambda: self._answering.discard(one))
+                    send = messages.passing(send, ended=lambda: self._answering.discard(one))
                 try:
                     await self._ask(scope, headers, path, receive, send)
                 finally:
@@ -147,7 +130,7 @@ class Front:
                 send = messages.without(send, self._settings.secrets)
             send = messages.refused_stream(send)
             send = messages.with_ids(send, ids) if ids else send
-            passed = messages.when_begun(send, body.release)
+            passed = messages.passing(send, begun=body.release)
             length = str(len(body.content)).encode()
             await self._app({**scope, "headers": self._passed(scope, length)}, body, passed)
         finally:
@@ -180,25 +163,21 @@ class Front:
             kept.append((b"authorization", f"Bearer {self._settings.engine_key}".encode()))
         return kept
 
-    def _foreign(self, headers: Mapping[bytes, bytes], *, known: bool) -> str | None:
-        """Why a request comes from where nobody may ask; `None` when it does not."""
-        host = headers.get(b"host", b"").decode("latin-1")
-        if host and not self._names.has(host) and not known:
-            return (
-                f"The Host {host[:100]!r} is none of this server's names. Ask for its address, or"
-                " send its API key."
-            )
+    def _refuse_foreign(self, headers: Mapping[bytes, bytes], *, known: bool) -> None:
+        """Refuse a request that comes from where nobody may ask."""
+        host, has_key = headers.get(b"host", b"").decode("latin-1"), self._settings.key is not None
+        named = access.is_named(host, self._settings.host, has_key=has_key)
+        if host and not named and not known:
+            why = f"The Host {host[:100]!r} is none of this server's names. Ask for its address, or"
+            raise Refused(403, f"{why} send its API key.", "forbidden")
         origin = headers[b"origin"].decode("latin-1") if b"origin" in headers else None
         site = headers.get(b"sec-fetch-site")
         if not access.may_ask(origin, site, host, self._settings.origins):
-            return (
-                f"Pages of {(origin or 'another origin')[:100]} may not ask this server. Open it"
-                " for them: oscar-zoo serve --allow-origin URL."
-            )
-        return None
+            page = (origin or "another origin")[:100]
+            why = f"Pages of {page} may not ask this server. Open it for them:"
+            raise Refused(403, f"{why} oscar-zoo serve --allow-origin URL.", "forbidden")
 
     def _cors(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        """Headers by which a page of an allowed origin may read the answer."""
         origin = headers.get(b"origin", b"")
         if origin.decode("latin-1") not in self._settings.origins:
             return []
@@ -209,17 +188,15 @@ class Front:
         return any(secrets.compare_digest(given, key) for key in self._client_keys)
 
     def _administers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a request carries the administration key and comes from this machine."""
         if not access.is_loopback((scope.get("client") or (None,))[0]):
             return False
-        if self._start.freezes and _path(scope) == FREEZE:
+        if self._freezing.is_set() and _path(scope) == FREEZE:
             return True
         key = self._settings.administration_key
         return key is not None and secrets.compare_digest(_given_key(headers), key.encode())
 
 
 def _check_once(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse a request that has a header of `ONCE` more than once."""
     seen: set[bytes] = set()
     for name, _ in headers:
         if name in seen:

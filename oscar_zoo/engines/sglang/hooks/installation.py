@@ -1,4 +1,4 @@
-"""The list of all hooks, and the one call that hands them to SGLang."""
+"""Hands all hooks to SGLang, and makes our attention backend."""
 
 from __future__ import annotations
 
@@ -18,47 +18,16 @@ from oscar_zoo.engines.sglang.hooks import memory, observation, prefix_cache, re
 from oscar_zoo.engines.sglang.worker import FIRED
 from oscar_zoo.runtime.batch import longest_chains
 
+MODULES = (server_args, memory, prefix_cache, requests, observation)
+"""Functions in them have the names of the hooks in `hook_targets`."""
+
 
 def install() -> None:
     releases.sglang_version()
-    hooks: dict[str, hook_targets.Hook] = {
-        "add_cli_args": server_args.add_cli_args,
-        "set_defaults": server_args.set_defaults,
-        "check_server_args": server_args.check_server_args,
-        "model_arguments": server_args.model_arguments,
-        "rendezvous": server_args.rendezvous,
-        "kv_dtype": memory.kv_dtype,
-        "slot_bytes": memory.slot_bytes,
-        "draft_bytes": memory.draft_bytes,
-        "states": memory.states,
-        "budget": memory.budget,
-        "rows": memory.rows,
-        "pool": memory.pool,
-        "wrap": wrap,
-        "sliding_sizes": memory.sliding_sizes,
-        "sliding_divide": memory.sliding_divide,
-        "sliding_limit": memory.sliding_limit,
-        "sliding_keep": memory.sliding_keep,
-        "tail": prefix_cache.tail,
-        "alloc": prefix_cache.alloc,
-        "match": prefix_cache.match,
-        "admit": prefix_cache.admit,
-        "release": prefix_cache.release,
-        "flush": prefix_cache.flush,
-        "model": server_args.model,
-        "divided": requests.divided,
-        "arrives": requests.arrives,
-        "prompt": requests.prompt,
-        "http": requests.http,
-        "logprobs": requests.logprobs,
-        "server_info": observation.server_info,
-        "metrics": observation.metrics,
-        "update_metrics": observation.update_metrics,
-        "prefix_hits": observation.prefix_hits,
-    }
-    hook_targets.install(
-        hooks, setting_flags.BACKEND, make_backend, {"oscar_report": observation.oscar_report}
-    )
+    hooks = {name: value for module in MODULES for name, value in vars(module).items()}
+    hooks["wrap"] = wrap
+    report = {"oscar_report": observation.oscar_report}
+    hook_targets.install(hooks, setting_flags.BACKEND, make_backend, report)
 
 
 def wrap(original: Any, runner: Any, backend: Any) -> Any:
@@ -69,7 +38,6 @@ def wrap(original: Any, runner: Any, backend: Any) -> Any:
 
 
 def make_backend(runner: Any) -> Any:
-    """Build the attention backend of a model runner."""
     from oscar_zoo.engines.sglang.backend import OscarAttentionBackend
 
     compat_requests.guard_grammars(grammars.guarded, grammars.followed, grammars.forget)

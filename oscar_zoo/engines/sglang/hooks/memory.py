@@ -14,14 +14,14 @@ from oscar_zoo.engines.sglang import setting_flags, worker
 from oscar_zoo.engines.sglang.compat import forward_batch, geometry, memory
 from oscar_zoo.engines.sglang.sizing import SLIDING_RATIO
 from oscar_zoo.engines.sglang.worker import FACTS, FIRED
-from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES, Sliding, States
+from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES
 from oscar_zoo.runtime.slot_plans import SlidingDemand, SlidingPlan, StateDemand
 
 
 def _ours(configurator: Any) -> bool:
-    return configurator.kv_cache_dtype_str == setting_flags.DTYPE and not forward_batch.is_draft(
-        configurator
-    )
+    """Not that of a draft model, whose cache is SGLang's own."""
+    draft = getattr(configurator, "is_draft_worker", False)
+    return configurator.kv_cache_dtype_str == setting_flags.DTYPE and not draft
 
 
 def kv_dtype(original: Any, **kwargs: Any) -> Any:
@@ -37,7 +37,6 @@ def kv_dtype(original: Any, **kwargs: Any) -> Any:
 
 
 def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> Any:
-    """Return the bytes of one token slot over all layers, SGLang's own tables included."""
     if not _ours(configurator):
         return original(self, configurator, num_layers)
     return _note_slot_bytes(configurator) + SLOT_TABLES
@@ -91,7 +90,6 @@ def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def pool(original: Any, self: Any, **kwargs: Any) -> Any:
-    """Build our pool, which owns codes, scales, rings and sinks."""
     if not _ours(self):
         return original(self, **kwargs)
     if "rows" not in FIRED:
@@ -110,40 +108,40 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
 
 
 def states(original: Any, self: Any, total_rest_memory: float) -> float:
-    """Take states out of the memory that SGLang found, as many as INT2 tokens need.
-
-    Args:
-        total_rest_memory: GiB for states, windows and tokens.
-
-    Returns:
-        GiB without the states.
-    """
+    """Take states out of the memory that SGLang found, as many as INT2 tokens need. Both numbers
+    are GiB: for states, windows and tokens, and without the states."""
     if self.kv_cache_dtype_str != setting_flags.DTYPE:
         return float(original(self, total_rest_memory))
     FIRED.add("states")
     asked = geometry.max_requests_per_worker(self)
     if not memory.decided():
         memory.choose_slots(self, 1)
-        one = _found(self, total_rest_memory - original(self, total_rest_memory), asked)
-        demand = _state_demand(self, one.state, asked)
+        taken = total_rest_memory - original(self, total_rest_memory)
+        demand = _state_demand(self, _noted_states(self, taken, asked), asked)
         padding = demand.state * (1 + forward_batch.drafts())
         fixed = worker.fixed_memory(self, num_rows=1).fixed + padding
         FACTS["state_demand"] = asdict(demand)
-        plan = demand.divide(total_rest_memory * memory.GIB - fixed)
-        memory.choose_slots(self, plan.slots)
+        slots, _ = demand.divide(total_rest_memory * memory.GIB - fixed)
+        memory.choose_slots(self, slots)
     left = float(original(self, total_rest_memory))
-    FACTS["states"] = asdict(_found(self, total_rest_memory - left, asked))
+    _noted_states(self, total_rest_memory - left, asked)
     return left
 
 
-def _found(configurator: Any, taken: float, asked: int) -> States:
-    """The states for which SGLang takes `taken` GiB: those of its slots, and one for each draft of
-    each request; of both one more, for padding."""
+def _noted_states(configurator: Any, taken: float, asked: int) -> int:
+    """Bytes of a state, where SGLang takes `taken` GiB: for those of its slots, and one for each
+    draft of each request; of both one more, for padding."""
     slots = int(memory.schedule().max_mamba_cache_size)
     requests = min(asked, slots // memory.per_request(configurator))
     verified = forward_batch.drafts() * (requests + 1)
     state = round(taken * memory.GIB / (slots + 1 + verified))
-    return States(slots, state * (slots + 1), requests, state * verified)
+    FACTS["states"] = {
+        "slots": slots,
+        "nbytes": state * (slots + 1),
+        "requests": requests,
+        "draft_bytes": state * verified,
+    }
+    return state
 
 
 def _state_demand(configurator: Any, state: int, asked: int) -> StateDemand:
@@ -162,7 +160,6 @@ def _state_demand(configurator: Any, state: int, asked: int) -> StateDemand:
 
 
 def sliding_sizes(_result: None, self: Any, configurator: Any, *_: Any, **__: Any) -> None:
-    """Note what slots of both pools take, and that of a draft model beside them."""
     if configurator.kv_cache_dtype_str != setting_flags.DTYPE:
         return
     _note_slot_bytes(configurator)
@@ -173,9 +170,8 @@ def sliding_sizes(_result: None, self: Any, configurator: Any, *_: Any, **__: An
 
 def sliding_divide(original: Any, self: Any, available_bytes: int, page_size: int) -> Any:
     """Choose the number of sliding slots for INT2 token slots, unless the user did."""
-    demand: SlidingDemand | None = getattr(
-        self, "oscar_demand", None
-    )  # `sliding_sizes` put it there
+    # `sliding_sizes` put it there.
+    demand: SlidingDemand | None = getattr(self, "oscar_demand", None)
     if demand is None:
         return original(self, available_bytes, page_size)
     if memory.given_ratio() is None:
@@ -227,5 +223,6 @@ def _apply(pools: Any, demand: SlidingDemand, ratio: float | None) -> None:
 def _noted(config: Any, demand: SlidingDemand) -> Any:
     slots = int(config.swa_max_total_num_tokens)
     nbytes = slots * (demand.sliding - SLIDING_TABLES)
-    FACTS["sliding"] = asdict(Sliding(slots, nbytes, slots / config.full_max_total_num_tokens))
+    ratio = slots / config.full_max_total_num_tokens
+    FACTS["sliding"] = {"slots": slots, "nbytes": nbytes, "ratio": ratio}
     return config

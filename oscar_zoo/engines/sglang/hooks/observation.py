@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,71 +24,43 @@ from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
 KEY = "oscar_int2"
-"""Key of the report in the state of a worker."""
 PREFIX = "oscar_int2_"
 Source = Callable[[], float]
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One metric: its name without `PREFIX`, and its help text."""
-
-    name: str
-    help: str
-
-    @property
-    def full_name(self) -> str:
-        return PREFIX + self.name
-
-    @property
-    def kind(self) -> str:
-        return "counter" if self.name.endswith("_total") else "gauge"
-
-
-METRICS = (
-    Metric("capacity_tokens", "Token slots of the INT2 pool."),
-    Metric("used_tokens", "Token slots held by running requests."),
-    Metric(
-        "evictable_tokens",
-        "Token slots kept for prefix hits, given up when a request needs them.",
+METRICS = {
+    "capacity_tokens": "Token slots of the INT2 pool.",
+    "used_tokens": "Token slots held by running requests.",
+    "evictable_tokens": "Token slots kept for prefix hits, given up when a request needs them.",
+    "capacity_ring_rows": "Request rows, each with a ring of recent tokens in 16 bits.",
+    "used_ring_rows": "Request rows with an owner.",
+    "capacity_sink_blocks": "Blocks of first tokens in 16 bits.",
+    "used_sink_blocks": "Blocks of first tokens with an owner.",
+    "idle_sink_blocks": "Blocks of first tokens kept for prefix hits, without an owner.",
+    "sink_hits_total": "Prefix hits that share the block of their first tokens.",
+    "sink_misses_total": (
+        "Prefix hits given up, or read as INT2, because that block was given away."
     ),
-    Metric("capacity_ring_rows", "Request rows, each with a ring of recent tokens in 16 bits."),
-    Metric("used_ring_rows", "Request rows with an owner."),
-    Metric("capacity_sink_blocks", "Blocks of first tokens in 16 bits."),
-    Metric("used_sink_blocks", "Blocks of first tokens with an owner."),
-    Metric("idle_sink_blocks", "Blocks of first tokens kept for prefix hits, without an owner."),
-    Metric("sink_hits_total", "Prefix hits that share the block of their first tokens."),
-    Metric(
-        "sink_misses_total",
-        "Prefix hits given up, or read as INT2, because that block was given away.",
-    ),
-    Metric(
-        "ring_hits_total",
+    "ring_hits_total": (
         "Prefix hits that took over the ring of a request that had ended, so that only new tokens"
-        " were prefilled.",
+        " were prefilled."
     ),
-    Metric(
-        "ring_misses_total",
+    "ring_misses_total": (
         "Prefix hits that read some of their last tokens as INT2, because the ring that they chose"
-        " was given away before their first step.",
+        " was given away before their first step."
     ),
-    Metric(
-        "rings_not_kept_total",
+    "rings_not_kept_total": (
         "Requests that ended without leaving a ring, because more than their tokens decides keys"
-        " and values, or because too few of them were in the cache.",
+        " and values, or because too few of them were in the cache."
     ),
-    Metric(
-        "tail_tokens_total",
+    "tail_tokens_total": (
         "Prompt tokens prefilled although they may have been cached, so that a prefix hit has a"
-        " full ring.",
+        " full ring."
     ),
-    Metric(
-        "bits_per_element",
-        "Bits of a cached element in a token slot, scales and offsets included.",
-    ),
-    Metric("artifact_info", "Always 1; the labels name the artifact and the recipe in force."),
-)
-"""Every metric, in the order of the documentation."""
+    "bits_per_element": "Bits of a cached element in a token slot, scales and offsets included.",
+    "artifact_info": "Always 1; the labels name the artifact and the recipe in force.",
+}
+"""Every metric without `PREFIX`, in the order of the documentation. One with `_total` counts."""
 INFO_LABELS = tuple("name digest format_version sink recent bits k_clip v_clip group_size".split())
 """Labels of `artifact_info` beside those of every metric."""
 
@@ -98,38 +69,33 @@ def server_info(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """Add artifact, recipe and memory to the state of every worker, which `/server_info`
     shows."""
     if "pool" in FIRED:
-        scheduling.add_internal_state(result, KEY, _described(scheduling.model_runner(scheduler)))
+        result.internal_state[KEY] = _described(scheduling.model_runner(scheduler))
 
 
 def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
-    """Add our metrics where SGLang makes its own."""
-    outlet = scheduling.metrics_outlet(reporter) if "pool" in FIRED else None
-    if outlet is None:
+    collector = scheduling.metrics_collector(reporter) if "pool" in FIRED else None
+    if collector is None:
         return
     FIRED.add("metrics")
-    pool = geometry.full_pool(outlet.runner.token_to_kv_pool)
-    rows = outlet.runner.req_to_token_pool
-    described = _described(outlet.runner)
-    chosen = worker.served()[0]
-    refilled = chosen.window_on_hit.value == "recompute"
-    hits = rows.oscar_prefix_hits = PrefixHits(
-        chosen.recent.value if refilled else 0, pool.page_size
-    )
+    runner = scheduling.model_runner(reporter.scheduler)
+    pool, rows = geometry.full_pool(runner.token_to_kv_pool), runner.req_to_token_pool
+    described = _described(runner)
+    rows.oscar_prefix_hits = hits = PrefixHits(worker.kept_by_hits(), pool.page_size)
     capacity = pool.windows.shape.num_rows - 1
     sources: dict[str, Source] = {
         "capacity_tokens": lambda: pool.size,
-        "used_tokens": outlet.used_tokens,
-        "evictable_tokens": outlet.evictable_tokens,
+        "used_tokens": lambda: reporter.stats.kv_used_tokens,
+        "evictable_tokens": lambda: reporter.stats.kv_evictable_tokens,
         "capacity_ring_rows": lambda: capacity,
-        "used_ring_rows": lambda: scheduling.rows_in_use(rows),
-        **sink_sources(pool.windows.sinks),
-        **ring_sources(pool.windows.rings),
+        "used_ring_rows": lambda: int(rows.size) - int(rows.available_size()),
+        **window_sources(pool.windows.sinks, pool.windows.rings),
         "tail_tokens_total": lambda: hits.tail_tokens,
         "bits_per_element": lambda: described["bits_per_element"],
     }
-    labels = {**described["artifact"], **described["recipe"]}
-    outlet.collector.oscar_exporter = Exporter(
-        outlet.labels, sources, labels, gauge=outlet.gauge, counter=outlet.counter
+    gauge, counter = scheduling.metric_classes(collector)
+    info = {**described["artifact"], **described["recipe"]}
+    collector.oscar_exporter = Exporter(
+        dict(collector.labels), sources, info, gauge=gauge, counter=counter
     )
 
 
@@ -140,7 +106,6 @@ def update_metrics(_result: None, collector: Any, *_: Any, **__: Any) -> None:
 
 
 def prefix_hits(rows: Any, requests: Any, *_: Any, **__: Any) -> None:
-    """Count what the new owners of request rows found cached."""
     counted = getattr(rows, "oscar_prefix_hits", None)  # `metrics` put it there
     if counted is not None:
         counted.see(scheduling.new_requests(requests))
@@ -151,45 +116,37 @@ def oscar_report(scheduler: Any, path: str) -> None:
     `<path>.<process id>.json`."""
     if "pool" not in FIRED:
         raise RuntimeError("this server has no INT2 KV cache")
-    backend = geometry.full_backend(scheduling.model_runner(scheduler).attn_backend)
+    backend = scheduling.model_runner(scheduler).attn_backend
+    backend = getattr(backend, "full_attn_backend", backend)
     report = {"fired": sorted(FIRED), "facts": FACTS, **backend.report()}
     Path(f"{path}.{os.getpid()}.json").write_text(json.dumps(report))
 
 
-@dataclass
 class PrefixHits:
-    """The cost of prefix hits of one worker."""
+    """The cost of prefix hits of one worker. `recent`: tokens of a ring that a hit leaves to
+    prefill; 0 when the ring is not filled again. A hit ends at the boundary of a page."""
 
-    # Tokens of a ring that a hit leaves to prefill; 0 when the ring is not filled again.
-    recent: int
-    page_size: int  # a hit ends at a page boundary
-    # Tokens that hits left to prefill. A hit that ends exactly where it was cut may have ended
-    # there anyway, so this is an upper bound.
-    tail_tokens: int = 0
+    def __init__(self, recent: int, page_size: int) -> None:
+        self._recent, self._page_size = recent, page_size
+        # Tokens that hits left to prefill. A hit that ends exactly where it was cut may have ended
+        # there anyway, so this is an upper bound.
+        self.tail_tokens = 0
 
     def see(self, requests: Iterable[tuple[int, int]]) -> None:
         """Count requests that get a row, by their tokens in all and those that were cached."""
         for length, cached in requests:
-            if (
-                cached
-                and self.recent
-                and cached == (length - self.recent) // self.page_size * self.page_size
-            ):
+            cut = (length - self._recent) // self._page_size * self._page_size
+            if cached and self._recent and cached == cut:
                 self.tail_tokens += length - cached
 
 
-def sink_sources(sinks: SinkBlocks) -> dict[str, Source]:
+def window_sources(sinks: SinkBlocks, rings: KeptRings) -> dict[str, Source]:
     return {
         "capacity_sink_blocks": lambda: sinks.num_blocks - 1 if sinks.width else 0,
         "used_sink_blocks": lambda: sinks.in_use,
         "idle_sink_blocks": lambda: sinks.idle,
         "sink_hits_total": lambda: sinks.hits,
         "sink_misses_total": lambda: sinks.forced_misses + sinks.lost,
-    }
-
-
-def ring_sources(rings: KeptRings) -> dict[str, Source]:
-    return {
         "ring_hits_total": lambda: rings.used,
         "ring_misses_total": lambda: rings.lost,
         "rings_not_kept_total": lambda: rings.not_kept,
@@ -214,20 +171,18 @@ class Exporter:
         self._seen: list[float] = []
         labelled = {name: "" if info[name] is None else info[name] for name in INFO_LABELS}
         sources = {**sources, "artifact_info": lambda: 1}
-        for metric in METRICS:
-            own = labelled if metric.name == "artifact_info" else {}
-            names = [*labels, *(name for name in own if name not in labels)]
-            told, read = (metric.full_name, metric.help, names), sources[metric.name]
-            if metric.kind == "counter":
-                self._counters.append((counter(*told).labels(**labels), read))
+        for name, text in METRICS.items():
+            own = {**labels, **(labelled if name == "artifact_info" else {})}
+            told = PREFIX + name, text, [*own]
+            if name.endswith("_total"):
+                self._counters.append((counter(*told).labels(**own), sources[name]))
                 self._seen.append(0.0)
             else:
                 made = gauge(*told, multiprocess_mode="mostrecent")
-                self._gauges.append((made.labels(**{**labels, **own}), read))
+                self._gauges.append((made.labels(**own), sources[name]))
         self.update()
 
     def update(self) -> None:
-        """Publish the current values of the sources."""
         for child, read in self._gauges:
             child.set(read())
         for number, (child, read) in enumerate(self._counters):
@@ -237,13 +192,12 @@ class Exporter:
 
 
 def _described(runner: Any) -> dict[str, Any]:
-    """The whole report of a worker: artifact, recipe, bits and memory."""
     chosen, artifact = worker.served()
     pool = geometry.full_pool(runner.token_to_kv_pool)
     slots, tokens = pool.slots.shape, pool.size
     plan = memory_plan.MemoryPlan(**FACTS["plan"])
-    states = memory_plan.States(**FACTS.get("states", {}))
-    sliding = memory_plan.Sliding(**FACTS.get("sliding", {}))
+    none = {"slots": 0, "nbytes": 0, "draft_bytes": 0}
+    states, sliding = FACTS.get("states", none), FACTS.get("sliding", none)
     return {
         "artifact": {
             "name": chosen.name,
@@ -254,18 +208,18 @@ def _described(runner: Any) -> dict[str, Any]:
             "transform": {"k": artifact.k.transform, "v": artifact.v.transform},
         },
         "recipe": {
-            "quantizer": QUANTIZER if chosen.bits.value.narrow else MIXED_QUANTIZER,
-            "bits": str(chosen.bits.value),
-            "sink": chosen.sink.value,
-            "recent": chosen.recent.value,
-            "k_clip": one_or_text(chosen.k_clip.value),
-            "v_clip": one_or_text(chosen.v_clip.value),
+            "quantizer": QUANTIZER if chosen.bits.narrow else MIXED_QUANTIZER,
+            "bits": str(chosen.bits),
+            "sink": chosen.sink,
+            "recent": chosen.recent,
+            "k_clip": one_or_text(chosen.k_clip),
+            "v_clip": one_or_text(chosen.v_clip),
             "group_size": max(slots.k.group_size, slots.v.group_size),
             "scale_dtype": slots.k.scale_dtype,
-            "window_on_hit": chosen.window_on_hit.value,
+            "window_on_hit": chosen.window_on_hit,
         },
         "origins": {
-            name: getattr(chosen, name).origin
+            name: chosen.origin(name)
             for name in ("sink", "recent", "bits", "k_clip", "v_clip", "group_size")
         },
         "bits_per_element": memory_plan.bits_per_element(plan.slot, slots),
@@ -280,10 +234,10 @@ def _described(runner: Any) -> dict[str, Any]:
             "transform_bytes": plan.transforms,
             "scratch_bytes": plan.scratch,
             "found_bytes": FACTS["profiled"],
-            "state_slots": states.slots,
-            "state_bytes": states.nbytes,
-            "draft_state_bytes": states.draft_bytes,
-            "sliding_slots": sliding.slots,
-            "sliding_bytes": sliding.nbytes,
+            "state_slots": states["slots"],
+            "state_bytes": states["nbytes"],
+            "draft_state_bytes": states["draft_bytes"],
+            "sliding_slots": sliding["slots"],
+            "sliding_bytes": sliding["nbytes"],
         },
     }

@@ -18,13 +18,13 @@ def tail(result: int, tree: Any, request: Any = None) -> int | None:
 
     SGLang 0.5.23 passes the request that asks; for earlier releases `match` remembers it.
     """
-    if "kv_dtype" not in FIRED or worker.served()[0].window_on_hit.value != "recompute":
+    if "kv_dtype" not in FIRED or not worker.kept_by_hits():
         return None
     FIRED.add("tail")
     rows = scheduling.pool_beside(tree)
     sinks = _sinks(rows)
     if sinks is None:
-        return max(int(result), worker.served()[0].recent.value)
+        return max(int(result), worker.kept_by_hits())
     prompt = sinks.asking if request is None else scheduling.prompt(request, sinks.width)
     ring = rows.oscar_rings.chosen if sinks.asking is not None else None
     left = None if ring is None or prompt is None else prompt.length - ring.end
@@ -49,8 +49,8 @@ def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any)
         result = original(self, tree, *args, **kwargs)
     finally:
         sinks.asking = rings.chosen = None
-    if worker.served()[0].window_on_hit.value == "recompute":
-        scheduling.save_early(self, tree, worker.served()[0].recent.value)
+    if worker.kept_by_hits():
+        scheduling.save_early(self, tree, worker.kept_by_hits())
     return result
 
 
@@ -93,7 +93,6 @@ def release(original: Any, self: Any, request: Any) -> Any:
 
 
 def flush(_result: None, self: Any) -> None:
-    """Forget all sink blocks and rings when SGLang empties its prefix cache."""
     sinks = _sinks(self)
     if sinks is not None:
         FIRED.add("flush")
@@ -102,7 +101,5 @@ def flush(_result: None, self: Any) -> None:
 
 
 def _sinks(rows: Any) -> SinkBlocks | None:
-    """The sink blocks that our attention backend put beside a pool of request rows; `None` without
-    an INT2 cache."""
     found: SinkBlocks | None = getattr(rows, "oscar_sinks", None)
     return found

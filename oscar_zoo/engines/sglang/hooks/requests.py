@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from oscar_zoo.engines.sglang.compat import releases, requests, server_arguments
 from oscar_zoo.engines.sglang.front import access
 from oscar_zoo.engines.sglang.front.access import open_routes
 from oscar_zoo.engines.sglang.front.messages import Connections
-from oscar_zoo.engines.sglang.front.middleware import Front, Start
+from oscar_zoo.engines.sglang.front.middleware import Front
 from oscar_zoo.engines.sglang.worker import FIRED
 from oscar_zoo.errors import UsageError
 
@@ -21,7 +21,6 @@ RESPONSES = "/v1/responses/"
 
 
 def arrives(tokenizer_manager: Any, request: Any, *_: Any, **__: Any) -> None:
-    """Refuse a request whose fields are not what they must be. The server goes on."""
     if _checked() and requests.generates(request):
         longest = requests.context(tokenizer_manager)
         bounds.check_request(request, requests.sampling_parameters(), longest=longest)
@@ -69,7 +68,6 @@ class NoLogprobs(list[float]):
 
 
 def logprobs(_result: None, _self: Any, output: Any, *_: Any, **__: Any) -> None:
-    """Let requests with and without `token_ids_logprob` share a batch."""
     found = output.next_token_token_ids_logprobs_val
     if found and "kv_dtype" in FIRED:
         output.next_token_token_ids_logprobs_val = [
@@ -78,7 +76,6 @@ def logprobs(_result: None, _self: Any, output: Any, *_: Any, **__: Any) -> None
 
 
 def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
-    """Prepare the HTTP server of this process, if there is one."""
     if _checked() and requests.http_server() is not None and "http" not in FIRED:
         FIRED.add("http")
         known, longest = requests.sampling_parameters(), requests.context(tokenizer_manager)
@@ -91,7 +88,6 @@ def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
 
 
 def _put_in_front() -> None:
-    """Put our front before the HTTP server, if its starter or its user wants one."""
     wanted = os.environ.get(setting_flags.OPTIONS["front"].variable, access.OFF)
     if wanted == access.OFF:
         return
@@ -111,24 +107,21 @@ def _put_in_front() -> None:
     version = releases.sglang_version()
     facts = {"front": chosen.id or None, "sglang": version, "needs_key": chosen.key is not None}
     routes = open_routes(version, engine_api=chosen.engine_api)
-    start = Start()
-    requests.put_in_front(lambda app: Front(app, chosen, routes, facts, start, off=_off))
+    freezing = threading.Event()
+    requests.put_in_front(lambda app: Front(app, chosen, routes, facts, freezing, off=_off))
     requests.bound_connections(Connections().bound)
-    requests.while_it_freezes(lambda now: setattr(start, "freezes", now))
+    requests.while_it_freezes(freezing)
 
 
 def _off(path: str) -> str | None:
     """Why this server does not answer `path`, and what to do; `None` where it does."""
     if not f"{path}/".startswith(RESPONSES) or requests.has_responses():
         return None
-    if importlib.util.find_spec("openai_harmony") is None:
-        why = (
-            "openai-harmony is not installed. Install it (pip install openai-harmony) and start the"
-            " server again"
-        )
-    else:
-        why = "SGLang could not set it up. Read why in the log of the server"
-    return f"The Responses API is off here: {why}, or ask /v1/chat/completions."
+    return (
+        "The Responses API is off here, because SGLang could not set it up. It needs openai-harmony"
+        " (pip install openai-harmony); the log of the server says what else. Or ask"
+        " /v1/chat/completions."
+    )
 
 
 def _checked() -> bool:

@@ -32,13 +32,8 @@ from oscar_zoo.models import config_file
 logger = logging.getLogger(__name__)
 
 LISTED = frozenset(
-    (
-        "Exaone4ForCausalLM",
-        "ExaoneMoEForCausalLM",
-        "Gemma4ForConditionalGeneration",
-        "Gemma4UnifiedForConditionalGeneration",
-        "GptOssForCausalLM",
-    )
+    "Exaone4ForCausalLM ExaoneMoEForCausalLM Gemma4ForConditionalGeneration"
+    " Gemma4UnifiedForConditionalGeneration GptOssForCausalLM".split()
 )
 """Classes of models for which SGLang asks for one of a few attention backends."""
 STAND_IN = "triton"
@@ -89,26 +84,20 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
 
 def model_arguments(original: Any, args: Any, *rest: Any, **named: Any) -> Any:
     """Let SGLang take our backend for models whose backends it compares with a list of its own."""
-    if (
-        args.kv_cache_dtype != setting_flags.DTYPE
-        or args.attention_backend != setting_flags.BACKEND
-    ):
-        return original(args, *rest, **named)
-    if not LISTED.intersection(server_arguments.architectures(args)):
-        return original(args, *rest, **named)
-    with server_arguments.shown_backend(args, STAND_IN):
-        return original(args, *rest, **named)
+    asked = (args.kv_cache_dtype, args.attention_backend)
+    ours = asked == (setting_flags.DTYPE, setting_flags.BACKEND)
+    if ours and LISTED.intersection(server_arguments.architectures(args)):
+        with server_arguments.shown_backend(args, STAND_IN):
+            return original(args, *rest, **named)
+    return original(args, *rest, **named)
 
 
 def _take_backend(args: Any) -> None:
-    """Choose our backend if the user chose none, or one that the published fork is started with."""
     for name in refusals.BACKENDS:
         chosen = getattr(args, name)
         if chosen in refusals.FORK_BACKENDS:
-            flag = "--" + name.replace("_", "-")
-            logger.warning(
-                "INT2 KV cache: %s %s: %s is used instead.", flag, chosen, setting_flags.BACKEND
-            )
+            said = "INT2 KV cache: --%s %s: %s is used instead."
+            logger.warning(said, name.replace("_", "-"), chosen, setting_flags.BACKEND)
             setattr(args, name, None)
     if args.attention_backend is None:
         args.attention_backend = setting_flags.BACKEND
@@ -124,7 +113,7 @@ def _requests(args: Any) -> int:
     if memory is None:
         return sizing.UNKNOWN * layout.workers
     more = (args.speculative_num_draft_tokens or USUAL_DRAFTS) if args.speculative_algorithm else 0
-    windows = Windows(sink=chosen.sink.value, recent=chosen.recent.value + more)
+    windows = Windows(sink=chosen.sink, recent=chosen.recent + more)
     token = layout.token_bytes(
         layers=len(artifact.k.layers),
         num_kv_heads=artifact.num_kv_heads or _kv_heads(str(args.model_path)),
@@ -143,15 +132,11 @@ def _kv_heads(model: str) -> int:
 
 
 def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
-    """Look at flags, settings and artifact, and refuse what cannot work, before a worker starts."""
     if args.kv_cache_dtype != setting_flags.DTYPE:
-        flags = setting_flags.flags_given(os.environ)
-        if flags:
-            raise UsageError(
-                f"{flags[0]} needs --kv-cache-dtype int2.", hint="add it, or leave the flag out"
-            )
-        idle = settings.present(os.environ)
-        if idle:
+        if flags := setting_flags.flags_given(os.environ):
+            hint = "add it, or leave the flag out"
+            raise UsageError(f"{flags[0]} needs --kv-cache-dtype int2.", hint=hint)
+        if idle := settings.present(os.environ):
             logger.warning("%s have no effect without --kv-cache-dtype int2.", ", ".join(idle))
         return
     resolved = server_arguments.resolved(args)
@@ -163,14 +148,10 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
     chosen, artifact = worker.served()
     for warning in chosen.warnings:
         logger.warning("INT2 KV cache: %s", warning)
-    folder = chosen.source.value.folder
+    folder = chosen.source.folder
     if folder is not None and Path(folder) != Path(artifact.where):
-        logger.info(
-            "INT2 KV cache: %s has the artifact of %s in %s",
-            chosen.source,
-            args.model_path,
-            artifact.where,
-        )
+        found = (chosen.source, args.model_path, artifact.where)
+        logger.info("INT2 KV cache: %s has the artifact of %s in %s", *found)
     logger.info("INT2 KV cache: artifact %s; %s", artifact.told, chosen.describe())
     compile_ahead.start(args)
 
@@ -185,18 +166,13 @@ def model(
 ) -> None:
     """Refuse a model that cannot be served, or not with this artifact, before its
     weights are loaded. Leave out images where only text is served or calibrated with."""
-    if model_path not in (None, args.model_path) or is_draft_model:
+    other = model_path not in (None, args.model_path) or is_draft_model
+    if other or args.kv_cache_dtype != setting_flags.DTYPE:
         return
-    compressed = args.kv_cache_dtype == setting_flags.DTYPE
-    if (
-        compressed
-        and args.enable_multimodal is None
-        and result.hf_config.model_type in refusals.TEXT_ONLY
-    ):
+    if args.enable_multimodal is None and result.hf_config.model_type in refusals.TEXT_ONLY:
         server_arguments.leave_out_images(result)
-    if compressed:
-        worker.check_model(result, args)
-        memory.use_two_pools(result)
+    worker.check_model(result, args)
+    memory.use_two_pools(result)
 
 
 # The store by which the workers of one machine find each other is on loopback alone: torch listens
@@ -219,7 +195,6 @@ def use_loopback() -> None:
 
 
 def means_loopback(method: str) -> bool:
-    """Whether a rendezvous, such as `tcp://127.0.0.1:29500`, is on loopback."""
     try:
         return ipaddress.ip_address(urlsplit(method).hostname or "").is_loopback
     except ValueError:
@@ -230,20 +205,11 @@ def bind_stores() -> None:
     """From now on, stores of this process that are on loopback listen there and nowhere else."""
     import torch.distributed
 
-    stock = torch.distributed.TCPStore
+    stock: Any = torch.distributed.TCPStore
     if getattr(stock, "oscar_loopback", False):
         return
-    ours = _loopback_store(stock)
-    for name in ("torch.distributed", "torch.distributed.rendezvous"):
-        module = sys.modules[name]
-        if getattr(module, "TCPStore", None) is stock:
-            module.TCPStore = ours  # type: ignore[attr-defined]
 
-
-def _loopback_store(stock: Any) -> Any:
     class LoopbackStore(stock):  # type: ignore[misc]
-        """torch's store, which takes a socket that listens."""
-
         oscar_loopback = True
 
         def __init__(
@@ -260,7 +226,10 @@ def _loopback_store(stock: Any) -> Any:
                 named["master_listen_fd"], port = listening
             super().__init__(host_name, port, world_size, is_master, *given, **named)
 
-    return LoopbackStore
+    for name in ("torch.distributed", "torch.distributed.rendezvous"):
+        module: Any = sys.modules[name]
+        if getattr(module, "TCPStore", None) is stock:
+            module.TCPStore = LoopbackStore
 
 
 def _listening(host: str, port: int, *, any_port: bool) -> tuple[int, int]:

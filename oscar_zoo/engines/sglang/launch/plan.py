@@ -19,7 +19,12 @@ from pathlib import Path
 from oscar_zoo import children
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.front.access import ON
-from oscar_zoo.engines.sglang.launch.user_flags import SERVED_NAME, TENSOR_PARALLEL, UserFlags
+from oscar_zoo.engines.sglang.launch.user_flags import (
+    DRAFT_MODEL,
+    SERVED_NAME,
+    TENSOR_PARALLEL,
+    UserFlags,
+)
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS, CodeBits, layers_text
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.engines.sglang.sizing import device_flags, device_switches
@@ -31,49 +36,17 @@ DEFAULT_PORT = 30000
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What the caller decided.
-
-    Attributes:
-        model: local folder or Hugging Face id, at `revision`.
-        gpu: number of the first GPU.
-        tensor_parallel: number of GPUs, unless `flags` say one.
-        port: where to listen; 0 is any free one.
-        name: how the server calls the artifact to those who ask.
-        served_name: what requests call the model, unless `flags` say it.
-    """
-
-    model: str
+    model: str  # local folder or Hugging Face id, at `revision`
     recipe: ServingRecipe
     device: str
-    gpu: int = 0
-    tensor_parallel: int = 1
+    gpu: int = 0  # number of the first one
+    tensor_parallel: int = 1  # number of GPUs, unless `flags` say one
     host: str = LOOPBACK
-    port: int = DEFAULT_PORT
+    port: int = DEFAULT_PORT  # 0 is any free one
     revision: str | None = None
-    name: str | None = None
-    served_name: str | None = None
+    name: str | None = None  # how the server calls the artifact to those who ask
+    served_name: str | None = None  # what requests call the model, unless `flags` say it
     flags: UserFlags = field(default_factory=UserFlags)
-
-
-@dataclass(frozen=True)
-class Staged:
-    """What lies ready for a server.
-
-    Attributes:
-        rotations: where the plugin finds the rotations.
-        sha256: artifact digest; the plugin compares it with the bytes that it read.
-        kernels: private folder of compiled kernels, kept from one start to the next.
-        copy_of: digest of the artifact, where the rotations are a copy of it with other bytes.
-        config_file: file with keys in the engine's own configuration format, or `None`.
-        front: file with the settings of the front, or `on`; see `front.settings`.
-    """
-
-    rotations: ArtifactSource
-    sha256: str
-    kernels: Path
-    copy_of: str | None = None
-    config_file: Path | None = None
-    front: str = ON
 
 
 @dataclass(frozen=True)
@@ -88,17 +61,11 @@ class LaunchPlan:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
-DRAFT_MODEL = ("--speculative-draft-model-path", "--speculative-draft-model")
-"""The names of one flag."""
 DRAFT_FORMAT = "--speculative-draft-load-format"
 
 
 def cache_flags(
-    rotations: ArtifactSource,
-    rotations_sha256: str,
-    recipe: ServingRecipe,
-    *,
-    copy_of: str | None,
+    rotations: ArtifactSource, rotations_sha256: str, recipe: ServingRecipe, *, copy_of: str | None
 ) -> dict[str, str]:
     """The engine's flags for an INT2 cache with `rotations`, a folder or a name, and the settings
     of `recipe`; `copy_of` as for `ServeOptions`."""
@@ -133,15 +100,33 @@ def url(host: str, port: int) -> str:
     return f"http://{address}:{port}"
 
 
-def plan(options: ServeOptions, staged: Staged, environ: Mapping[str, str]) -> LaunchPlan:
-    """The child process for `options` with what was `staged`."""
+def plan(
+    options: ServeOptions,
+    environ: Mapping[str, str],
+    *,
+    rotations: ArtifactSource,
+    sha256: str,
+    kernels: Path,
+    copy_of: str | None = None,
+    config_file: Path | None = None,
+    front: str = ON,
+) -> LaunchPlan:
+    """The child process for `options`.
+
+    Args:
+        rotations: where the plugin finds them; it compares their digest with `sha256`.
+        kernels: private folder of compiled kernels, kept from one start to the next.
+        copy_of: digest of the artifact, where the rotations are a copy of it with other bytes.
+        config_file: with keys, in the engine's own configuration format.
+        front: file with the settings of the front, or `on`.
+    """
     flags = {
         "--model-path": options.model,
         "--host": options.host,
         "--port": str(options.port),
-        **cache_flags(staged.rotations, staged.sha256, options.recipe, copy_of=staged.copy_of),
+        **cache_flags(rotations, sha256, options.recipe, copy_of=copy_of),
         **device_flags(options.device),
-        OPTIONS["front"].flag: staged.front,
+        OPTIONS["front"].flag: front,
     }
     given = options.flags
     ours, theirs = OPTIONS["group_size"].names
@@ -156,10 +141,10 @@ def plan(options: ServeOptions, staged: Staged, environ: Mapping[str, str]) -> L
     if options.tensor_parallel > 1 and given.text(*TENSOR_PARALLEL) is None:
         flags["--tp-size"] = str(options.tensor_parallel)
     # SGLang does not know the `=` form of this one flag
-    config = [] if staged.config_file is None else ["--config", str(staged.config_file)]
+    config = [] if config_file is None else ["--config", str(config_file)]
     argv = server_words(options.device, options.gpu, options.revision, flags, config=config)
-    env = child_environment(environ, device=options.device, kernels=staged.kernels)
-    sets = set_variables(device=options.device, kernels=staged.kernels)
+    env = child_environment(environ, device=options.device, kernels=kernels)
+    sets = set_variables(device=options.device, kernels=kernels)
     return LaunchPlan((*argv, *given.words), env, url(options.host, options.port), sets)
 
 
@@ -217,16 +202,12 @@ NO_MODULES = "/dev/null/oscar-zoo-runs-no-code-of-a-model"
 there, because SGLang imports such code for unknown architectures and for processors without asking
 `--trust-remote-code`."""
 
-ENDS_AT_ONCE = {
-    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
-    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-}
+ENDS_AT_ONCE = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
 """SGLang holds every request for 65 seconds after a crash, in which it writes what its developers
 read. A server ends at once instead, unless the user sets these."""
 
 
 def cpu_site_dir() -> Path:
-    """Folder of the import shims that only a machine without a GPU needs."""
     return Path(__file__).resolve().parent / "cpu_site"
 
 
@@ -278,7 +259,6 @@ NEVER_GIVEN = range(20_000, 29_000)
 
 
 def check_port_free(host: str, port: int, *, again: Callable[[], str] | None = None) -> None:
-    """Refuse early when something listens on `host:port`."""
     refusal = _bind_error(host, port)
     if refusal is None:
         return

@@ -25,72 +25,37 @@ LIKELY_ENOUGH = (2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Demand:
-    """The least that one device has to hold, in bytes.
-
-    Attributes:
-        weights: weights of the model on this device.
-        row: windows of one request.
-        requests: number of concurrent requests; SGLang keeps one more row for itself.
-    """
-
-    weights: int
-    row: int
-    requests: int
-
-    @property
-    def windows(self) -> int:
-        """Rings and sinks of all requests."""
-        return self.row * (self.requests + 1)
-
-    @property
-    def total(self) -> int:
-        """Weights and windows."""
-        return self.weights + self.windows
-
-
-@dataclass(frozen=True)
 class ServerDemand:
-    """What decides the memory of a server.
-
-    Attributes:
-        weights: bytes of all weights in the type they are stored in, or `None` if unknown.
-        itemsize: bytes of one number as stored; `None` for quantized weights, which keep their
-            size.
-        gpu: number of the first GPU.
-        memory: total bytes of the smallest GPU, or `None` if unknown.
-    """
+    """What decides the memory of a server; the least that one device has to hold is its `total`."""
 
     model: str
     geometry: Geometry
     windows: Windows
-    weights: int | None
-    itemsize: int | None
+    weights: int | None  # bytes of all weights as they are stored, where known
+    itemsize: int | None  # bytes of a stored number; `None` for quantized ones, which keep theirs
     device: str
-    gpu: int = 0
+    gpu: int = 0  # number of the first one
     tensor_parallel: int = 1
     flags: SizeFlags = field(default_factory=SizeFlags)
-    memory: int | None = None
+    memory: int | None = None  # bytes of the smallest GPU, where known
 
     @property
-    def dtype_bytes(self) -> int:
+    def _dtype_bytes(self) -> int:
         """Bytes of one number in the type of the model when it runs."""
         usual = device_flags(self.device).get("--dtype", "auto")
         return ITEMSIZES.get(self.flags.dtype or usual, 2)
 
     @property
     def layout(self) -> Layout:
-        """How the server is spread over GPUs."""
         return Layout.of_flags(self.flags, tp=self.tensor_parallel)
 
     @property
-    def token(self) -> int:
-        """Uncompressed bytes of one token on one device."""
+    def _token(self) -> int:
         return self.layout.token_bytes(
             layers=len(self.geometry.attention_layers),
             num_kv_heads=self.geometry.num_kv_heads,
             dims=self.geometry.head_dim + self.geometry.v_head_dim,
-            itemsize=self.dtype_bytes,
+            itemsize=self._dtype_bytes,
         )
 
     @property
@@ -99,20 +64,33 @@ class ServerDemand:
         on_cpu = device_flags(self.device).get("--max-running-requests")
         if on_cpu is not None:
             return int(on_cpu)
-        return sizing.usual_requests(self.memory, self.token, self.windows, self.layout)
+        return sizing.usual_requests(self.memory, self._token, self.windows, self.layout)
 
-    def demand(self) -> Demand:
-        """The least that one device has to hold."""
+    @property
+    def requests(self) -> int:
+        """Concurrent requests of one device; SGLang keeps one more row for itself."""
         asked = self.flags.requests
-        requests = self.usual_requests if asked is None else asked
-        row = (self.windows.sink + self.windows.recent) * self.token
-        return Demand(self._weights(), row, max(1, requests // self.layout.workers))
+        return max(1, (self.usual_requests if asked is None else asked) // self.layout.workers)
 
-    def _weights(self) -> int:
+    @property
+    def row(self) -> int:
+        """Bytes of the windows of one request."""
+        return (self.windows.sink + self.windows.recent) * self._token
+
+    @property
+    def all_windows(self) -> int:
+        return self.row * (self.requests + 1)
+
+    @property
+    def weights_here(self) -> int:
         if self.weights is None or not self.flags.weights_known:
             return 0
-        scale = 1.0 if self.itemsize is None else self.dtype_bytes / self.itemsize
+        scale = 1.0 if self.itemsize is None else self._dtype_bytes / self.itemsize
         return int(self.weights * scale) // self.tensor_parallel
+
+    @property
+    def total(self) -> int:
+        return self.weights_here + self.all_windows
 
 
 def check_folder(folder: Path, model_id: str) -> ConfigFile:
@@ -130,17 +108,19 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
     where they are unknown."""
     if free is None:
         return
-    need, fraction = server.demand(), _fraction(server)
+    usual = device_flags(server.device).get("--mem-fraction-static", str(ALL_OF_A_GPU))
+    asked = server.flags.memory_fraction
+    fraction = float(usual) if asked is None else asked
     usable = int(free * fraction)
-    if need.total <= usable:
+    if server.total <= usable:
         return
-    requests = "1 request" if need.requests == 1 else f"{need.requests} requests"
-    told = [f"{need.windows / 1e9:.1f} GB of that are the windows of {requests}"]
+    requests = "1 request" if server.requests == 1 else f"{server.requests} requests"
+    told = [f"{server.all_windows / 1e9:.1f} GB of that are the windows of {requests}"]
     if fraction < ALL_OF_A_GPU:
         told.append(f"SGLang uses {fraction:.0%} of what is free")
-    hint = "; ".join([*told, " or ".join(_ways(server, need, usable))])
+    hint = "; ".join([*told, " or ".join(_ways(server, usable))])
     where = f"cuda:{server.gpu}" if server.device == "cuda" else server.device
-    raise NotEnoughMemory.for_model(server.model, need.total, where, usable, hint=hint)
+    raise NotEnoughMemory.for_model(server.model, server.total, where, usable, hint=hint)
 
 
 def free_memory(
@@ -152,22 +132,16 @@ def free_memory(
     return min((card.free for card in check_gpus(gpu, number, environ)), default=None)
 
 
-def _fraction(server: ServerDemand) -> float:
-    usual = device_flags(server.device).get("--mem-fraction-static", str(ALL_OF_A_GPU))
-    asked = server.flags.memory_fraction
-    return float(usual) if asked is None else asked
-
-
-def _ways(server: ServerDemand, need: Demand, usable: int) -> list[str]:
+def _ways(server: ServerDemand, usable: int) -> list[str]:
     """Changes each of which would be enough."""
     ways = []
-    requests = (usable - need.weights) // need.row - 1
+    requests = (usable - server.weights_here) // server.row - 1
     if requests >= 1:
         ways.append(f"lower the requests at a time: -- --max-running-requests={requests}")
     for number in LIKELY_ENOUGH if server.device == "cuda" else ():
         more = replace(server, tensor_parallel=number)
         shared = splits(more.geometry, more.layout.attention_ranks)
-        if number > server.tensor_parallel and shared and more.demand().total <= usable:
+        if number > server.tensor_parallel and shared and more.total <= usable:
             ways.append(f"spread it over {number} GPUs: -- --tp={number}")
             break
     return ways or ["use more GPUs or a smaller model"]

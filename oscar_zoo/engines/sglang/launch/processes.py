@@ -22,37 +22,20 @@ DEAD = ("Z", "X")
 
 @dataclass(frozen=True)
 class Process:
-    """One process of some machine.
-
-    Attributes:
-        pid: its number.
-        start: clock ticks from the boot to its start.
-        boot: id of the boot; a restart of the machine changes it.
-        place: name of the machine and namespace of the number.
-    """
+    """One process of some machine."""
 
     pid: int
-    start: int
-    boot: str
-    place: str
+    start: int  # clock ticks from the boot to its start
+    boot: str  # id of the boot; a restart of the machine changes it
+    place: str  # name of the machine and namespace of the number
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process that has the number `pid` now; `None` when there is none."""
-        try:
-            # The name in parentheses may hold spaces and parentheses itself.
-            fields = (
-                Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(") ")[2].split()
-            )
-        except OSError:
-            return None
-        if fields[0] in DEAD:
-            return None
-        return cls(pid, int(fields[19]), _boot(), _place())
+        fields = _stat(pid)
+        return None if fields is None else cls(pid, int(fields[19]), _boot(), _place())
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another machine or container runs it, so that nothing can be said of it here."""
         return self.place != _place()
 
     @property
@@ -62,19 +45,14 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs here."""
         return not self.elsewhere and Process.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal; `False` when the process is gone."""
-        with self._handle() as handle:
-            if handle is None:
-                return False
-            try:
+        with self._handle() as handle, contextlib.suppress(ProcessLookupError):
+            if handle is not None:
                 signal.pidfd_send_signal(handle, number)
-            except ProcessLookupError:
-                return False
-            return True
+                return True
+        return False
 
     def wait(self, seconds: float) -> bool:
         """Wait for its end, but no longer than `seconds`; whether it has ended."""
@@ -92,8 +70,7 @@ class Process:
             yield None
             return
         try:
-            # The descriptor is open, so its number cannot change hands between this look and its
-            # use.
+            # The descriptor is open, so the number cannot change hands between look and use.
             yield handle if self.alive else None
         finally:
             os.close(handle)
@@ -108,16 +85,18 @@ def exit_words(status: int) -> str:
 
 
 def in_group(group: int) -> set[int]:
-    """Numbers of the living processes of a process group."""
-    return {int(place.name) for place in Path("/proc").glob("[0-9]*") if _group_of(place) == group}
+    numbers = (int(place.name) for place in Path("/proc").glob("[0-9]*"))
+    return {pid for pid in numbers if (fields := _stat(pid)) and int(fields[2]) == group}
 
 
-def _group_of(place: Path) -> int | None:
+def _stat(pid: int) -> list[str] | None:
+    """What the kernel says of a process, behind its name; `None` when it is gone or has ended."""
     try:
-        fields = (place / "stat").read_text("utf-8", "replace").rpartition(") ")[2].split()
-    except OSError:  # gone meanwhile
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
         return None
-    return None if fields[0] in DEAD else int(fields[2])
+    fields = text.rpartition(") ")[2].split()  # the name may hold spaces and parentheses itself
+    return None if fields[0] in DEAD else fields
 
 
 def _boot() -> str:
@@ -169,7 +148,6 @@ class Signals:
             signal.signal(name, signal.SIG_IGN)
 
     def restore(self) -> None:
-        """The handlers of before."""
         for name, handler in self._previous.items():
             signal.signal(name, handler)
 

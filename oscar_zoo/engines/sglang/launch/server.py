@@ -68,12 +68,10 @@ class Server:
 
     @property
     def group(self) -> int:
-        """Process group of the child and of everything it starts."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """Exit status, or `None` while it runs."""
         return self._process.poll()
 
     def wait_until_healthy(self, timeout: float, tick: Callable[[float], None]) -> None:
@@ -106,7 +104,6 @@ class Server:
 
     @property
     def status(self) -> str:
-        """How the child ended, in words."""
         code = self.returncode or 0
         return f"{'killed by ' if code < 0 else ''}{processes.exit_words(code)}"
 
@@ -121,7 +118,6 @@ class Server:
         return ServerFailed(f"{what}{how}: {cause.text}.", hint=steps)
 
     def cause(self) -> Cause:
-        """Why the child ended; see `failure_cause.cause_in`."""
         self._pump.join(LAST_WORDS_SECONDS)
         cause = cause_in(self.log)
         killed = cause.text == UNKNOWN and self.returncode == -signal.SIGKILL
@@ -158,7 +154,6 @@ class Server:
         return True
 
     def stop(self) -> None:
-        """End the child and everything it started; returns when the whole group is gone."""
         self.stopping = True
         _signal_group(self._process.pid, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
@@ -205,7 +200,6 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
 
 
 def _append(log: Path, line: bytes) -> None:
-    """Add a line to a log that nobody writes any more, if it is still there."""
     with contextlib.suppress(OSError):
         number = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(number, "wb") as stream:

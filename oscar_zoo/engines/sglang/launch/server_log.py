@@ -44,7 +44,6 @@ class Redactor:
         return clean[: len(clean) - held]
 
     def rest(self) -> bytes:
-        """What was held back, once nothing follows."""
         held, self._held = self._held, b""
         return held
 
@@ -85,14 +84,11 @@ def redacted_log(path: Path, secrets: Collection[str]) -> Iterator[tuple[BinaryI
 
 
 class LogPump(threading.Thread):
-    """The thread that writes a log."""
-
     def __init__(self, reading: int, path: Path, redactor: Redactor) -> None:
         super().__init__(name="log", daemon=True)
         self._reading, self._redactor, self._log = reading, redactor, open_private(path)
 
     def run(self) -> None:
-        """Write what comes until nobody holds the other end of the pipe."""
         with self._log, os.fdopen(self._reading, "rb", buffering=0) as stream:
             while data := stream.read(1 << 16):
                 self._write(self._redactor.feed(data))
@@ -135,17 +131,11 @@ UNKNOWN = "no error in its log"
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a server ended.
+    """Why a server ended."""
 
-    Attributes:
-        text: one line without a full stop.
-        hint: the next step, where it is known.
-        by_parser: whether the parser of its flags said so, and nothing was started.
-    """
-
-    text: str
-    hint: str | None = None
-    by_parser: bool = False
+    text: str  # one line without a full stop
+    hint: str | None = None  # the next step, where it is known
+    by_parser: bool = False  # whether the parser of its flags said so, and nothing was started
 
 
 KILLED = Cause(
@@ -194,7 +184,6 @@ def _tail(log: Path) -> bytes:
 
 
 def _refused(line: str, lines: Sequence[str]) -> str | None:
-    """What an argument parser says in `line`, after its usage; `None` of any other line."""
     program, said, text = line.partition(PARSER_SAYS)
     usage = any(one.startswith(f"usage: {program} ") for one in lines)
     return text if said and usage else None

@@ -5,7 +5,7 @@ it, and ask what it is.
 written from verified arrays, never a downloaded file. The plugin compares the digest of the copy
 with the bytes that it read, and it is checked again when the server is ready, so the verified bytes
 are the served ones. A server is gone when the block ends, whatever happens inside. Nothing here
-prints; the caller hears of the start through `StartNews`.
+prints; an observer hears of the start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.durable import (
@@ -33,10 +33,9 @@ from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines.server_client import INT2, ServerClient
 from oscar_zoo.engines.sglang.front.access import FrontSettings
 from oscar_zoo.engines.sglang.front.middleware import PATH as FRONT
-from oscar_zoo.engines.sglang.launch import flag_refusals, plan, server
+from oscar_zoo.engines.sglang.launch import plan, server, user_flags
 from oscar_zoo.engines.sglang.launch.plan import (
     ServeOptions,
-    Staged,
     child_environment,
     rank_port,
     set_variables,
@@ -47,6 +46,7 @@ from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.engines.sglang.sizing import device_flags
 from oscar_zoo.errors import DigestMismatchError, ServerFailed, VerificationFailed
 from oscar_zoo.models.chat_template import check_template_of
+from oscar_zoo.observer import Note, Observer
 
 PREFIX = "oscar-zoo-serve-"
 FILES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}
@@ -61,32 +61,29 @@ PLAIN_BYTES = 2
 """Bytes of one number in a BF16 cache."""
 
 
-class StartNews(Protocol):
-    """Hears what happens while a server starts."""
+class StartObserver:
+    """Tells an observer how the start of a server for `label` goes on."""
+
+    def __init__(self, label: str, observer: Observer) -> None:
+        self._label, self._observer = label, observer
 
     def starting(self, log: Path) -> None:
-        """The server is about to start and writes to `log`."""
+        text = f"Starting SGLang for {self._label} (log: {log})"
+        self._observer.note(Note("server.starting", text, {"log": str(log)}, kind="step"))
 
     def phase(self, name: str, seconds: float) -> None:
         """About twice a second: what the server is doing, and the seconds since its start."""
+        self._observer.advance(name, int(seconds), 0, "s")
 
     def warn(self, text: str) -> None:
-        """A warning about the flags or the environment, as one sentence."""
+        self._observer.note(Note("server.environment", text))
 
 
 @dataclass(frozen=True, kw_only=True)
 class WantedServer(ServeOptions):
-    """A server to start.
-
-    Attributes:
-        verified: the artifact; it must hold K and V.
-        log: file for everything that the server prints.
-        timeout: seconds that its start may take, and that one answer to `client` may take.
-        api_key: key that requests must carry, or `None`.
-        origins: origins of pages that may ask and read.
-        engine_api: see `FrontSettings`.
-        environment: variables for the server beside those of this process.
-    """
+    """A server to start, with a verified artifact that holds K and V. Its start, and one answer to
+    its client, may take `timeout` seconds; `environment` has variables beside those of this
+    process; for `origins` and `engine_api` see `FrontSettings`."""
 
     verified: Verified
     log: Path
@@ -115,14 +112,8 @@ class StockServer:
 
 @dataclass(frozen=True)
 class StartedServer:
-    """A server that is ready.
-
-    Attributes:
-        child: the process.
-        url: where a client on this machine reaches it, without `/v1`.
-        client: a client that carries the administration key of the server.
-        administration_key: this key; `None` where the server is not one of ours.
-    """
+    """A server that is ready: its process, where a client on this machine reaches it (without
+    `/v1`), and a client with its administration key, which only a server of ours has."""
 
     child: server.Server
     url: str
@@ -131,8 +122,7 @@ class StartedServer:
 
 
 @contextlib.contextmanager
-def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]:
-    """Start `wanted` and wait until it is healthy."""
+def own_server(wanted: WantedServer, news: StartObserver) -> Iterator[StartedServer]:
     if Path(wanted.model).is_dir() and wanted.flags.text("--load-format") != "dummy":
         from oscar_zoo.models.loading import check_weights  # imports transformers
 
@@ -145,20 +135,21 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
             wanted.host, wanted.origins, wanted.api_key, engine_api=wanted.engine_api
         )
         settings, engine = write_front(private, front)
-        staged = Staged(
-            ArtifactSource(folder=str(folder)),
-            digest,
-            kernels_folder(),
+        port = wanted.port or plan.free_port()
+        ranks = rank_port(wanted.flags, wanted.tensor_parallel, listens=port)
+        options = replace(wanted, port=port, flags=wanted.flags.after(*ranks))
+        planned = plan.plan(
+            options,
+            {**os.environ, **wanted.environment},
+            rotations=ArtifactSource(folder=str(folder)),
+            sha256=digest,
+            kernels=kernels_folder(),
             copy_of=wanted.verified.digest,
             config_file=engine,
             front=str(settings),
         )
-        port = wanted.port or plan.free_port()
-        ranks = rank_port(wanted.flags, wanted.tensor_parallel, listens=port)
-        options = replace(wanted, port=port, flags=wanted.flags.after(*ranks))
-        planned = plan.plan(options, staged, {**os.environ, **wanted.environment})
-        warnings = flag_refusals.check_environment(planned.env)
-        for warning in (*flag_refusals.replaced_backends(wanted.flags), *warnings):
+        warnings = user_flags.check_environment(planned.env)
+        for warning in (*user_flags.replaced_backends(wanted.flags), *warnings):
             news.warn(warning)
         planned = replace(planned, secrets=front.secrets)
         with _healthy(planned, wanted.log, wanted.timeout, news) as (child, url):
@@ -174,8 +165,7 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
 
 
 @contextlib.contextmanager
-def stock_server(wanted: StockServer, news: StartNews) -> Iterator[StartedServer]:
-    """Start `wanted` and wait until it is healthy."""
+def stock_server(wanted: StockServer, news: StartObserver) -> Iterator[StartedServer]:
     planned = _stock_plan(wanted, plan.free_port())
     with _healthy(planned, wanted.log, wanted.timeout, news) as (child, url):
         yield StartedServer(child, url, ServerClient(url, timeout=wanted.timeout))
@@ -200,7 +190,7 @@ def _stock_plan(wanted: StockServer, port: int) -> plan.LaunchPlan:
 
 @contextlib.contextmanager
 def _healthy(
-    planned: plan.LaunchPlan, log: Path, timeout: float, news: StartNews
+    planned: plan.LaunchPlan, log: Path, timeout: float, news: StartObserver
 ) -> Iterator[tuple[server.Server, str]]:
     """The child of a plan once it is healthy, and where a client on this machine reaches it."""
     news.starting(log)
@@ -211,7 +201,6 @@ def _healthy(
 
 
 def log_file(name: str) -> Path:
-    """The log called `name`, in a folder that only this user may enter."""
     folder = paths.state_dir() / "logs"
     make_folders(folder, mode=0o700)
     return folder / f"{name}.log"
@@ -258,7 +247,6 @@ def _sweep(parent: Path) -> None:
 
 
 def _namespace() -> int:
-    """Inode of the pid namespace of this process."""
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
@@ -292,7 +280,6 @@ def folder_digest(folder: Path) -> str:
 
 
 def check_unchanged(folder: Path, digest: str) -> None:
-    """Compare the staged files with `digest`."""
     now = folder_digest(folder)
     if now != digest:
         raise DigestMismatchError.for_content(
@@ -300,63 +287,31 @@ def check_unchanged(folder: Path, digest: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class ReadyFacts:
-    """Facts from `/server_info` and `/v1/models`.
-
-    Attributes:
-        model: id that requests name.
-        version: version of SGLang.
-        capacity: tokens that the cache holds, over all data-parallel workers.
-        plain_capacity: tokens that a BF16 cache of the same memory would hold; `None` where the
-            capacity was limited by a flag.
-        bits: per cached element, scales and offsets included.
-        sink, recent: tokens kept uncompressed.
-        code_bits: of keys and values, as `layer_values.CodeBits` writes them.
-        k_clip, v_clip: ratios in force; 0 is no clipping, and a text lists those of the layers.
-        requests: concurrent requests, over all data-parallel workers.
-        context: tokens of the longest request.
-    """
-
-    model: str
-    version: str
-    capacity: int
-    plain_capacity: int | None
-    bits: float
-    sink: int
-    recent: int
-    code_bits: str
-    k_clip: float | str
-    v_clip: float | str
-    requests: int
-    context: int | None
-
-
-def read_facts(client: ServerClient) -> ReadyFacts:
-    """Ask a running server."""
+def read_facts(client: ServerClient) -> dict[str, Any]:
+    """What a running server says of itself in `/server_info` and `/v1/models`: `model_id`, the id
+    that requests name; `capacity` in tokens and concurrent `requests`, over all data-parallel
+    workers; `plain_capacity`, tokens that a BF16 cache of the same memory would hold, `None` where
+    a flag limited the capacity; and its settings."""
     info, models = client.get("/server_info"), client.get("/v1/models")
     try:
         model = models["data"][0]
         states = [state[INT2] for state in info["internal_states"]]
         recipe, memories = states[0]["recipe"], [state["memory"] for state in states]
         bits = float(states[0]["bits_per_element"])
-        limited = info.get("max_total_tokens") is not None
-        return ReadyFacts(
-            model=str(model["id"]),
-            version=str(info["version"]),
-            capacity=sum(int(memory["token_slots"]) for memory in memories),
-            plain_capacity=None
-            if limited
-            else sum(_plain_tokens(memory, bits) for memory in memories),
-            bits=bits,
-            sink=int(recipe["sink"]),
-            recent=int(recipe["recent"]),
-            code_bits=str(recipe["bits"]),
-            k_clip=_clip(recipe["k_clip"]),
-            v_clip=_clip(recipe["v_clip"]),
-            requests=sum(int(memory["request_rows"]) - 1 for memory in memories),
-            context=int(model["max_model_len"]) if model.get("max_model_len") else None,
-        )
+        plain = sum(_plain_tokens(memory, bits) for memory in memories)
+        clips = {side: recipe[f"{side}_clip"] for side in ("k", "v")}
+        return {
+            "model_id": str(model["id"]),
+            "sglang": str(info["version"]),
+            "capacity": sum(int(memory["token_slots"]) for memory in memories),
+            "plain_capacity": plain if info.get("max_total_tokens") is None else None,
+            "bits": bits,
+            "windows": {name: int(recipe[name]) for name in ("sink", "recent")},
+            "code_bits": str(recipe["bits"]),
+            "clip": {k: v if isinstance(v, str) else float(v) for k, v in clips.items()},
+            "requests": sum(int(memory["request_rows"]) - 1 for memory in memories),
+            "context": int(model["max_model_len"]) if model.get("max_model_len") else None,
+        }
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ServerFailed(
             f"{client.url} does not describe its INT2 cache: {type(error).__name__} {error}.",
@@ -364,11 +319,6 @@ def read_facts(client: ServerClient) -> ReadyFacts:
         ) from None
 
 
-def _clip(told: Any) -> float | str:
-    return told if isinstance(told, str) else float(told)
-
-
 def _plain_tokens(memory: Mapping[str, Any], bits: float) -> int:
-    """Uncompressed tokens that would fit into the memory found for the cache."""
     elements = round(8 * int(memory["slot_bytes"]) / bits)
     return int(memory["found_bytes"]) // (PLAIN_BYTES * elements)

@@ -30,29 +30,17 @@ OWN_FLAGS = (
 
 @dataclass(frozen=True)
 class ServerVariant:
-    """One server.
-
-    Attributes:
-        chunk: tokens prefilled at once.
-        page_size: tokens of a page of the cache.
-        radix: whether prefixes are reused.
-        tp: tensor-parallel ranks.
-    """
-
-    chunk: int = 512
-    page_size: int = 1
-    radix: bool = True
-    tp: int = 1
+    chunk: int = 512  # tokens prefilled at once
+    page_size: int = 1  # tokens of a page of the cache
+    radix: bool = True  # whether prefixes are reused
+    tp: int = 1  # tensor-parallel ranks
 
     def __str__(self) -> str:
-        return (
-            f"chunk {self.chunk}, page {self.page_size}, radix {'on' if self.radix else 'off'}, tp"
-            f" {self.tp}"
-        )
+        radix = "on" if self.radix else "off"
+        return f"chunk {self.chunk}, page {self.page_size}, radix {radix}, tp {self.tp}"
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Flags for the engine's command line."""
         flags = (
             f"--chunked-prefill-size={self.chunk}",
             f"--page-size={self.page_size}",
@@ -93,7 +81,11 @@ def variants(
         return tuple(every)
     values = [astuple(one) for one in every]
     differing = [i for i, column in enumerate(zip(*values, strict=True)) if len(set(column)) > 1]
-    parts = [_parts(row, differing) for row in values]
+    # Pairs of the values that differ, or single values if only one setting differs.
+    parts = [
+        {*itertools.combinations([(i, row[i]) for i in differing], min(2, len(differing)))} - {()}
+        for row in values
+    ]
     orders = (
         [0, *range(1 + first, len(every)), *range(1, 1 + first)] for first in range(len(every))
     )
@@ -108,12 +100,6 @@ def _cover(parts: Sequence[set[tuple[Any, ...]]], order: Sequence[int]) -> list[
         chosen.append(max(order, key=lambda i: len(missing & parts[i])))
         missing -= parts[chosen[-1]]
     return chosen
-
-
-def _parts(row: Sequence[Any], differing: Sequence[int]) -> set[tuple[Any, ...]]:
-    """Pairs of the values that differ, or single values if only one setting differs."""
-    values = [(i, row[i]) for i in differing]
-    return set(itertools.combinations(values, min(2, len(values)))) - {()}
 
 
 def check_flags(flags: UserFlags) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo.engines.sglang import refusals
-from oscar_zoo.engines.sglang.launch import flag_refusals
-from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.launch import user_flags
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, check_flags
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
 from oscar_zoo.engines.sglang.sizing import SizeFlags
 from oscar_zoo.errors import InvalidModel, PathNotFound, UnsupportedMachine, UsageError
@@ -97,7 +96,7 @@ def test_every_row_is_found_in_every_spelling(row: refusals.Refusal) -> None:
         assert caught.value.message == row.sentence and caught.value.hint
 
 
-@pytest.mark.parametrize("other", flag_refusals.OTHER_NAMES)
+@pytest.mark.parametrize("other", user_flags.OTHER_NAMES)
 def test_second_names_are_found(other: str) -> None:
     with pytest.raises(UsageError):
         check_flags(UserFlags([other, "2"]), "cuda")
@@ -125,6 +124,7 @@ def test_second_names_are_found(other: str) -> None:
 )
 def test_what_works_passes(flags: list[str]) -> None:
     check_flags(UserFlags(flags), "cuda")
+    check_flags(UserFlags(["--cuda-graph-backend-prefill=full"]), "cpu")  # which has no graphs
 
 
 def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path) -> None:
@@ -144,59 +144,45 @@ def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path
     check_flags(UserFlags(["--speculative-algorithm=NEXTN"]), "cuda")
 
 
-def test_a_machine_without_a_gpu_has_no_graphs() -> None:
-    check_flags(UserFlags(["--cuda-graph-backend-prefill=full"]), "cpu")
-
-
 def test_variables_that_the_server_would_refuse() -> None:
-    assert flag_refusals.check_environment({"PATH": "/bin", "SGLANG_USE_HND_KVCACHE": "0"}) == ()
+    assert user_flags.check_environment({"PATH": "/bin", "SGLANG_USE_HND_KVCACHE": "0"}) == ()
     for name, value in (
         ("SGLANG_USE_HND_KVCACHE", "1"),
         ("SGLANG_OSCAR_MLA_X", "1"),
         ("SGLANG_OSCAR_K_CLIP", "1"),
     ):
         with pytest.raises(UsageError, match=name):
-            flag_refusals.check_environment({name: value})
+            user_flags.check_environment({name: value})
 
 
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
         ("--oscar-bits=4/3", "codes have 2 or 4 bits, not '3'"),
-        ("--oscar-bits=4,2", None),
         ("--oscar-k-clip=2", "a number from 0 to 1, not '2'"),
         ("--oscar-recent-size=0", "must be a whole number from 1 to 1048576"),
-        (
-            "--kv-cache-quant-group-size=x",
-            "--oscar-group-size 'x': must be a whole number from 1 to 1048576",
-        ),
+        ("--kv-cache-quant-group-size=x", "--oscar-group-size 'x': must be a whole number"),
     ],
 )
-def test_values_of_the_cache_are_read_before_anything_starts(flag: str, said: str | None) -> None:
-    if said is None:
-        check_flags(UserFlags([flag]), "cuda")
-        return
+def test_values_of_the_cache_are_read_before_anything_starts(flag: str, said: str) -> None:
+    check_flags(UserFlags(["--oscar-bits=4,2"]), "cuda")
     with pytest.raises(UsageError, match=said):
         check_flags(UserFlags([flag]), "cuda")
 
 
-@pytest.mark.parametrize("value", ["8", "0", "-0.5", "nan", "inf", "80%", "1.01"])
-def test_a_share_of_memory_that_is_none(value: str) -> None:
-    with pytest.raises(UsageError, match="is no share of the memory") as caught:
-        check_flags(UserFlags([f"--mem_fraction_static={value}"]), "cuda")
-    assert caught.value.hint == "for example -- --mem-fraction-static=0.8"
-
-
-@pytest.mark.parametrize("value", ["0.8", "1", "1e-3", ".9"])
-def test_a_share_of_memory(value: str) -> None:
-    check_flags(UserFlags([f"--mem-fraction-static={value}"]), "cuda")
+def test_a_share_of_memory() -> None:
+    for value in ("0.8", "1", "1e-3", ".9"):
+        check_flags(UserFlags([f"--mem-fraction-static={value}"]), "cuda")
+    for value in ("8", "0", "-0.5", "nan", "inf", "80%", "1.01"):
+        with pytest.raises(UsageError, match="is no share of the memory"):
+            check_flags(UserFlags([f"--mem_fraction_static={value}"]), "cuda")
 
 
 def test_backends_that_are_replaced_are_told() -> None:
     given = ["--attention-backend=fa3", "--decode-attention-backend", "triton", "--tp=2"]
-    told = flag_refusals.replaced_backends(UserFlags(given))
+    told = user_flags.replaced_backends(UserFlags(given))
     assert [text.partition(" is replaced by oscar_int2,")[0] for text in told] == [
         "--attention-backend fa3",
         "--decode-attention-backend triton",
     ]
-    assert flag_refusals.replaced_backends(UserFlags([f"--attention-backend={BACKEND}"])) == ()
+    assert user_flags.replaced_backends(UserFlags([f"--attention-backend={BACKEND}"])) == ()

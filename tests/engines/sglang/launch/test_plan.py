@@ -29,8 +29,13 @@ def made(
     """What `serve` would run for a recipe."""
     values: dict[str, Any] = {"model": "some/model", "recipe": RECIPE, "device": "cuda"}
     rotations = ArtifactSource(folder=str(tmp_path / "rotations"))
-    staged = plan.Staged(rotations, "sha256:" + "a" * 64, tmp_path)
-    return plan.plan(plan.ServeOptions(**(values | changes)), staged, environ or {})
+    return plan.plan(
+        plan.ServeOptions(**(values | changes)),
+        environ or {},
+        rotations=rotations,
+        sha256="sha256:" + "a" * 64,
+        kernels=tmp_path,
+    )
 
 
 def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
@@ -49,6 +54,8 @@ def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
     ):
         assert flag in run.argv
     assert run.url == "http://127.0.0.1:31000"
+    dashed = made(tmp_path, model="--trust-remote-code").argv  # a value stays a value
+    assert "--model-path=--trust-remote-code" in dashed and "--trust-remote-code" not in dashed
 
 
 def test_a_draft_model_is_loaded_from_safetensors_unless_the_user_says_otherwise(
@@ -63,12 +70,6 @@ def test_a_draft_model_is_loaded_from_safetensors_unless_the_user_says_otherwise
     assert formats("--speculative-draft-model-path=some/draft") == [safe]
     assert formats("--speculative-draft-model", "some/draft") == [safe]
     assert formats("--speculative-draft-model-path=some/draft", other) == [other]
-
-
-def test_a_value_that_starts_with_a_dash_stays_a_value(tmp_path: Path) -> None:
-    run = made(tmp_path, model="--trust-remote-code")
-    assert "--model-path=--trust-remote-code" in run.argv
-    assert "--trust-remote-code" not in run.argv
 
 
 def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:

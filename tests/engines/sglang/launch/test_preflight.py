@@ -23,16 +23,10 @@ from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.preflight import CORES, check_devices
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.sizing import Layout
-from oscar_zoo.errors import (
-    InvalidModel,
-    NotEnoughMemory,
-    UnsupportedMachine,
-    UnsupportedModel,
-)
+from oscar_zoo.errors import InvalidModel, NotEnoughMemory, UnsupportedMachine, UnsupportedModel
 from oscar_zoo.models import config_file
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.weight_files import stored_weights
-from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.runtime.stores import WindowShape
 
 GB = 10**9
@@ -60,11 +54,11 @@ def refused(server: preflight.ServerDemand, free: int) -> NotEnoughMemory:
 @pytest.mark.parametrize("parallel", [1, 2, 8, 16])
 def test_windows_are_those_of_the_window_store(parallel: int) -> None:
     """But for a few bytes per row that are no windows."""
-    need = replace(SERVER, tensor_parallel=parallel).demand()
+    need = replace(SERVER, tensor_parallel=parallel)
     heads = -(-8 // parallel)
     store = WindowShape(36, need.requests + 1, heads, 128, 128, 64, 256, torch.bfloat16)
-    assert need.windows == store.nbytes - 12 * store.num_rows and need.requests == 64
-    assert need.weights == 16 * GB // parallel
+    assert need.all_windows == store.nbytes - 12 * store.num_rows and need.requests == 64
+    assert need.weights_here == 16 * GB // parallel
 
 
 @pytest.mark.parametrize(
@@ -96,7 +90,7 @@ def test_gpus_that_cannot_share_the_heads_are_not_advised() -> None:
 
 def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
     cpu = replace(SERVER, device="cpu")
-    assert cpu.demand().weights == 32 * GB and cpu.demand().requests == 16  # numbers of 32 bits
+    assert cpu.weights_here == 32 * GB and cpu.requests == 16  # numbers of 32 bits
     preflight.check_memory(cpu, 80 * GB)
     assert "smaller model" in str(refused(cpu, 8 * GB).hint)
     alone = replace(cpu, flags=UserFlags(["--max-running-requests=1"]).sizes())
@@ -105,22 +99,18 @@ def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
 
 def test_a_small_gpu_runs_fewer_requests_unless_told() -> None:
     small = replace(SERVER, memory=23034 << 20)
-    assert (
-        small.demand().requests == 16
-        and replace(SERVER, memory=143771 << 20).demand().requests == 128
-    )
-    assert (
-        replace(small, flags=UserFlags(["--max-running-requests=5"]).sizes()).demand().requests == 5
-    )
-    assert (
-        replace(small, flags=UserFlags(["--dp=4"]).sizes()).demand().requests == 16
-    )  # of every replica
-    told = ("--max-running-requests=40", "--tp=4", "--dp=4")
-    assert replace(small, flags=UserFlags(told).sizes(), tensor_parallel=4).demand().requests == 40
-    shared = replace(
-        small, flags=UserFlags((*told, "--enable-dp-attention")).sizes(), tensor_parallel=4
-    ).demand()
-    assert shared.requests == 10 and shared.row == small.demand().row  # every worker has all heads
+
+    def told(*words: str) -> preflight.ServerDemand:
+        size = UserFlags(words).sizes()
+        return replace(small, flags=size, tensor_parallel=size.tensor_parallel or 1)
+
+    assert (small.requests, replace(SERVER, memory=143771 << 20).requests) == (16, 128)
+    assert told("--max-running-requests=5").requests == 5
+    assert told("--dp=4").requests == 16  # of every replica
+    words = ("--max-running-requests=40", "--tp=4", "--dp=4")
+    assert told(*words).requests == 40
+    shared = told(*words, "--enable-dp-attention")
+    assert shared.requests == 10 and shared.row == small.row  # every worker has all heads
     preflight.check_memory(small, 18 * GB)
     refused(SERVER, 18 * GB)
 
@@ -138,8 +128,8 @@ def test_more_memory_never_hurts(less: int, more: int) -> None:
     "flag", ["--quantization=fp8", "--load-format=dummy", "--cpu-offload-gb=10", "--pp-size=2"]
 )
 def test_weights_that_cannot_be_told_are_not_counted(flag: str) -> None:
-    assert replace(SERVER, flags=UserFlags([flag]).sizes()).demand().weights == 0
-    assert replace(SERVER, weights=None).demand().weights == 0
+    assert replace(SERVER, flags=UserFlags([flag]).sizes()).weights_here == 0
+    assert replace(SERVER, weights=None).weights_here == 0
     preflight.check_memory(SERVER, None)
 
 
@@ -153,29 +143,8 @@ def test_quantized_weights_keep_their_size(tmp_path: Path) -> None:
     ):
         (tmp_path / config_file.NAME).write_text(config)
         assert stored_weights(tmp_path, read(tmp_path)) == (8 * GB, kind)
-    assert replace(SERVER, weights=8 * GB, itemsize=None).demand().weights == 8 * GB
-    assert replace(SERVER, weights=32 * GB, itemsize=4).demand().weights == 16 * GB
-
-
-def test_the_zoo_knows_how_large_its_models_are() -> None:
-    """8.19 billion parameters, as the model card of Qwen3-8B says."""
-    recipe = Catalog.packaged().recipe("Qwen3-8B")
-    assert recipe is not None and recipe.parameters is not None
-    assert abs(recipe.parameters / 8.19e9 - 1) < 0.01
-
-
-def test_fewer_gpus_than_wanted(tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    rows = ("0, GPU-a, NVIDIA H200, 143771, 140000", "1, GPU-b, NVIDIA H200, 143771, 1000")
-    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
-    tool.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert preflight.free_memory("cuda", 0, 1, environ) == 140000 << 20
-    assert preflight.free_memory("cuda", 0, 2, environ) == 1000 << 20
-    with pytest.raises(UnsupportedMachine, match="4 GPUs are wanted, 2 are here") as caught:
-        preflight.free_memory("cuda", 0, 4, environ)
-    assert "--tp=2" in str(caught.value.hint)
-    assert preflight.free_memory("cuda", 0, 1, {"PATH": "/nowhere"}) is None
+    assert replace(SERVER, weights=8 * GB, itemsize=None).weights_here == 8 * GB
+    assert replace(SERVER, weights=32 * GB, itemsize=4).weights_here == 16 * GB
 
 
 def test_a_configuration_read_as_it_is_written_and_as_transformers_reads_it(tmp_path: Path) -> None:
@@ -183,21 +152,13 @@ def test_a_configuration_read_as_it_is_written_and_as_transformers_reads_it(tmp_
 
     example = Path(__file__).resolve().parents[4] / "examples/models/tiny-qwen3-hard"
     assert config_file.describe(read(example), "x").geometry == inspect_model(str(example)).geometry
-    rest = (
-        '"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "model_type":'
-        ' "qwen2"}'
-    )
-    said = '{"sliding_window": 4096, "use_sliding_window": false, "num_key_value_heads": 2, ' + rest
-    (tmp_path / "config.json").write_text(said)
-    written = config_file.describe(read(tmp_path), "x").geometry
-    assert written == inspect_model(str(tmp_path)).geometry and written.attention_layers == (0, 1)
-    assert config_file.says_all(read(tmp_path)) and config_file.says_all(read(example))
-    (tmp_path / "config.json").write_text(said.replace("qwen2", "qwen3"))
-    assert not config_file.says_all(read(tmp_path))  # the class has a head size of its own
-    assert (
-        inspect_model(str(tmp_path)).geometry.head_dim
-        != config_file.describe(read(tmp_path), "x").head_dim
-    )
+    said = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    said |= {"sliding_window": 4096, "use_sliding_window": False, "num_key_value_heads": 2}
+    for kind, same in (("qwen2", True), ("qwen3", False)):  # which has a head size of its own
+        (tmp_path / "config.json").write_text(json.dumps(said | {"model_type": kind}))
+        written = config_file.describe(read(tmp_path), "x").geometry
+        assert written.attention_layers == (0, 1) and config_file.says_all(read(tmp_path)) == same
+        assert (written == inspect_model(str(tmp_path)).geometry) == same
 
 
 def test_a_number_without_limit_does_not_make_a_configuration_unreadable(tmp_path: Path) -> None:
@@ -293,23 +254,24 @@ def test_a_window_counts_when_it_is_shorter_than_the_context(
     config = config_file.ConfigFile(
         shape | {name: value for name, value in said.items() if (name, value) != (CONTEXT, None)}
     )
-    if layers is None:
-        with pytest.raises(UnsupportedModel, match="every layer has a sliding window"):
-            model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
-    else:
+    if layers is not None:
         block = model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
         assert block.attention_layers == layers
-    if layers is not None:
         refusals.check_config(config, "x")
         return
+    with pytest.raises(UnsupportedModel, match="every layer has a sliding window"):
+        model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
     with pytest.raises(UnsupportedModel, match="every layer has a sliding window"):
         refusals.check_config(config, "x")
 
 
-def machine(folder: Path, *, gpus: int = 0, cpulists: tuple[str, ...] = ("0-3",)) -> Path:
-    """A folder with the driver's tool, for so many GPUs, and the kernel's list of NUMA nodes."""
+def machine(
+    folder: Path, *, free: tuple[int, ...] = (), cpulists: tuple[str, ...] = ("0-3",)
+) -> Path:
+    """A folder with the driver's tool, for GPUs with so many MiB free, and the kernel's list of
+    NUMA nodes."""
     tool = folder / "nvidia-smi"
-    rows = [f"{i}, GPU-{i}, NVIDIA H200, 143771, 140000" for i in range(gpus)]
+    rows = [f"{i}, GPU-{i}, NVIDIA H200, 143771, {left}" for i, left in enumerate(free)]
     tool.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
     tool.chmod(0o755)
     for number, cores in enumerate(cpulists):
@@ -335,33 +297,25 @@ def test_a_rank_on_a_cpu_needs_a_numa_node(tmp_path: Path) -> None:
         check(folder, Layout(tp=4), "cpu", cores="0|1|2")
 
 
-def test_replicas_count_on_a_cpu_where_sglang_counts_them(
+def test_ranks_count_on_a_cpu_as_sglang_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = machine(tmp_path)
-    told = {"sglang": "0.5.17"}
+    """SGLang 0.5.17 gives only the ranks of one group a part of the CPU, and replicas none. What is
+    told are all GPUs."""
+    folder, told = machine(tmp_path), {"sglang": "0.5.17"}
     monkeypatch.setattr(releases, "version", told.__getitem__)
     check(folder, Layout(replicas=2), "cpu")
+    with pytest.raises(UnsupportedMachine, match=r"need 4 GPUs.* 1 of 2 ranks"):
+        check(folder, Layout(tp=2, pp=2), "cpu")
     told["sglang"] = "0.5.21"
-    with pytest.raises(UnsupportedMachine, match="need 2 GPUs"):
-        check(folder, Layout(replicas=2), "cpu")
     check(folder, Layout(workers=2), "cpu")
-
-
-def test_all_gpus_count_whatever_sglang_counts_on_a_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """SGLang 0.5.17 gives only the ranks of one group a part of the CPU."""
-    folder = machine(tmp_path)
-    for release, ranks in (("0.5.17", 2), ("0.5.21", 4)):
-        monkeypatch.setattr(releases, "version", {"sglang": release}.__getitem__)
-        with pytest.raises(UnsupportedMachine, match="need 4 GPUs") as caught:
-            check(folder, Layout(tp=2, pp=2), "cpu")
-        assert f"1 of {ranks} ranks" in caught.value.message
+    for layout, gpus in ((Layout(replicas=2), 2), (Layout(tp=2, pp=2), 4)):
+        with pytest.raises(UnsupportedMachine, match=rf"need {gpus} GPUs.* 1 of {gpus} ranks"):
+            check(folder, layout, "cpu")
 
 
 def test_all_ranks_count_on_gpus(tmp_path: Path) -> None:
-    folder = machine(tmp_path, gpus=4)
+    folder = machine(tmp_path, free=(140000,) * 4)
     for fits in (Layout(tp=4), Layout(tp=2, pp=2), Layout(tp=4, workers=4)):
         check(folder, fits, "cuda")
     with pytest.raises(UnsupportedMachine, match="8 GPUs are wanted, 4 are here") as caught:
@@ -372,5 +326,12 @@ def test_all_ranks_count_on_gpus(tmp_path: Path) -> None:
     assert caught.value.hint == "spread the model over fewer: -- --tp=3"
 
 
-def test_unknown_gpus_are_left_to_sglang(tmp_path: Path) -> None:
-    check(machine(tmp_path), Layout(tp=4), "cuda")
+def test_the_fullest_gpu_counts_and_unknown_ones_are_left_to_sglang(tmp_path: Path) -> None:
+    environ = {"PATH": f"{machine(tmp_path, free=(140000, 1000))}:{os.environ['PATH']}"}
+    assert preflight.free_memory("cuda", 0, 1, environ) == 140000 << 20
+    assert preflight.free_memory("cuda", 0, 2, environ) == 1000 << 20
+    with pytest.raises(UnsupportedMachine, match="4 GPUs are wanted, 2 are here"):
+        preflight.free_memory("cuda", 0, 4, environ)
+    assert preflight.free_memory("cuda", 0, 1, {"PATH": "/nowhere"}) is None
+    (tmp_path / "none").mkdir()
+    check(machine(tmp_path / "none"), Layout(tp=4), "cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -36,28 +37,19 @@ def child_of(code: str, *arguments: str, port: int = 1) -> LaunchPlan:
     return LaunchPlan(argv, {"PATH": os.environ["PATH"]}, f"http://127.0.0.1:{port}")
 
 
-def test_a_healthy_server_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_server_is_gone_afterwards_with_its_children(tmp_path: Path, *, broken: bool) -> None:
+    """Also when the block ends by an exception."""
     port, pid_file = free_port(), tmp_path / "pid"
-    with server.running(
-        child_of(SERVER, str(port), str(pid_file), port=port), tmp_path / "log"
-    ) as child:
+    plan = child_of(SERVER, str(port), str(pid_file), port=port)
+    with contextlib.suppress(RuntimeError), server.running(plan, tmp_path / "log") as child:
         child.wait_until_healthy(300, lambda seconds: None)
         grandchild = int(pid_file.read_text())
         assert alive(grandchild)
-    assert not alive(grandchild)
-    assert child.returncode is not None
+        if broken:
+            raise RuntimeError
+    assert not alive(grandchild) and child.returncode is not None
     check_port_free("127.0.0.1", port)
-
-
-def test_an_exception_in_the_block_still_ends_the_server(tmp_path: Path) -> None:
-    port = free_port()
-    with pytest.raises(RuntimeError, match="stop here"):
-        with server.running(
-            child_of(SERVER, str(port), str(tmp_path / "pid"), port=port), tmp_path / "log"
-        ) as child:
-            child.wait_until_healthy(300, lambda seconds: None)
-            raise RuntimeError("stop here")
-    assert child.returncode is not None and not alive(int((tmp_path / "pid").read_text()))
 
 
 def test_a_child_that_ignores_sigterm_is_killed(
@@ -233,20 +225,15 @@ def test_a_refusal_that_nobody_catches_is_one_line(tmp_path: Path, debug: str, l
         assert said == "Traceback" or len(done.stderr.splitlines()) == lines
 
 
-def test_a_child_that_never_answers_runs_out_of_time(tmp_path: Path) -> None:
-    with pytest.raises(ServerFailed, match="not ready after"):
-        with server.running(
-            child_of("import time; time.sleep(600)", port=free_port()), tmp_path / "log"
-        ) as child:
-            child.wait_until_healthy(0.2, lambda seconds: None)
-    assert child.returncode is not None
-
-
-def test_a_program_that_does_not_exist_is_one_error(tmp_path: Path) -> None:
+def test_a_child_that_cannot_be_used_is_one_error(tmp_path: Path) -> None:
     missing = LaunchPlan((str(tmp_path / "nothing"),), {}, "http://127.0.0.1:1")
-    with pytest.raises(ServerFailed, match="could not be started"):
-        with server.running(missing, tmp_path / "log"):
-            pass
+    for plan, said in (
+        (child_of("import time; time.sleep(600)", port=free_port()), "not ready after"),
+        (missing, "could not be started"),
+    ):
+        with pytest.raises(ServerFailed, match=said):
+            with server.running(plan, tmp_path / "log") as child:
+                child.wait_until_healthy(0.2, lambda seconds: None)
 
 
 @pytest.mark.parametrize(
@@ -309,9 +296,7 @@ with server.running(plan, log) as child:
     assert "worker ended with 0" in (tmp_path / "log").read_text()
 
 
-def test_a_signal_while_the_child_is_being_started_still_ends_it(tmp_path: Path) -> None:
-    """The worst moment: the child runs, and nobody holds it yet."""
-    body = """
+WHILE_IT_STARTS = """
 start = server._start
 def interrupted_start(plan, stream):
     process = start(plan, stream)
@@ -322,34 +307,26 @@ server._start = interrupted_start
 with server.running(plan, log):
     print("not reached")
 """
-    parent = parent_of(SLEEPS, tmp_path / "log", body)
-    done = subprocess.run(parent, capture_output=True, text=True)
-    assert "KeyboardInterrupt" in done.stderr and "not reached" not in done.stdout
-    assert not alive(int(done.stdout))
-
-
-def test_a_second_signal_does_not_stop_the_end_of_the_child(tmp_path: Path) -> None:
-    """Ctrl-C goes to a program and to the server that it started, and the program sends SIGTERM at
-    once. It comes while the first signal unwinds, when nothing holds the child any more."""
-    code = (
-        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c',"
-        " 'import time; time.sleep(600)']); print(child.pid, flush=True); time.sleep(600)"
-    )
-    body = """
+WHILE_THE_FIRST_UNWINDS = """
 ignore = server.Signals.ignore
 def late(self):
     os.kill(os.getpid(), signal.SIGTERM)
     ignore(self)
 server.Signals.ignore = late
-with server.running(plan, log):
-    while not log.read_text().strip():
-        time.sleep(0.05)
+with server.running(plan, log) as child:
+    print(child.group, flush=True)
     os.kill(os.getpid(), signal.SIGINT)
 """
-    parent = parent_of((sys.executable, "-P", "-c", code), tmp_path / "log", body)
+
+
+@pytest.mark.parametrize("body", [WHILE_IT_STARTS, WHILE_THE_FIRST_UNWINDS])
+def test_a_signal_at_the_worst_moment_still_ends_the_child(tmp_path: Path, body: str) -> None:
+    """The child runs and nobody holds it yet; or Ctrl-C goes to a program and to the server that it
+    started, and the program sends SIGTERM at once, when nothing holds the child any more."""
+    parent = parent_of(SLEEPS, tmp_path / "log", body)
     done = subprocess.run(parent, capture_output=True, text=True)
-    assert "KeyboardInterrupt" in done.stderr
-    assert not alive(int((tmp_path / "log").read_text().split()[0]))
+    assert "KeyboardInterrupt" in done.stderr and "not reached" not in done.stdout
+    assert not alive(int(done.stdout))
 
 
 def test_sigkill_to_us_ends_the_child_and_what_it_started(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch import starting
-from oscar_zoo.engines.sglang.launch.starting import ReadyFacts, read_facts
+from oscar_zoo.engines.sglang.launch.starting import read_facts
 from oscar_zoo.errors import ServerFailed, StorageError
 
 
@@ -83,20 +83,22 @@ class Told:
         return self.pages[path]
 
     @property
-    def facts(self) -> ReadyFacts:
+    def facts(self) -> dict[str, Any]:
         return read_facts(cast("ServerClient", self))
 
 
 def test_capacity_beside_that_of_a_plain_cache() -> None:
     facts = Told(2_500_000).facts
-    assert (facts.model, facts.version, facts.context) == ("Qwen/Qwen3-8B", "0.5.23", 40960)
-    assert (facts.capacity, facts.requests, facts.bits) == (2_500_000, 64, 2.25)
-    assert facts.plain_capacity == 59 * GB // (2 * ELEMENTS) == 400_119
-    assert (facts.sink, facts.recent, facts.k_clip, facts.v_clip) == (64, 256, 0.96, 0.92)
+    assert (facts["model_id"], facts["sglang"]) == ("Qwen/Qwen3-8B", "0.5.23")
+    numbers = ("capacity", "requests", "bits", "context")
+    assert [facts[name] for name in numbers] == [2_500_000, 64, 2.25, 40960]
+    assert facts["plain_capacity"] == 59 * GB // (2 * ELEMENTS) == 400_119
+    assert facts["windows"] == {"sink": 64, "recent": 256}
+    assert facts["clip"] == {"k": 0.96, "v": 0.92}
     workers = Told(100, 200).facts
-    assert (workers.capacity, workers.requests) == (300, 128)
-    assert workers.plain_capacity == 2 * 400_119
-    assert Told(16384, max_total_tokens=16384).facts.plain_capacity is None
+    assert (workers["capacity"], workers["requests"]) == (300, 128)
+    assert workers["plain_capacity"] == 2 * 400_119
+    assert Told(16384, max_total_tokens=16384).facts["plain_capacity"] is None
 
 
 @pytest.mark.parametrize("states", [[], [{"world_size": 1}], None])

@@ -1,0 +1,293 @@
+"""Measure servers with an INT2 cache, and compare them with the model in this process.
+
+Servers run first and one after the other, so that each has the whole GPU. The reference is loaded
+when they are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oscar_zoo.artifact.specs import ServingRecipe, read_clip
+from oscar_zoo.engines.requirements import require_serve
+from oscar_zoo.engines.server_client import ServerClient
+from oscar_zoo.engines.sglang.launch.starting import (
+    StartObserver,
+    WantedServer,
+    log_file,
+    own_server,
+)
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
+from oscar_zoo.engines.sglang.served_artifact import recipe_values
+from oscar_zoo.engines.sglang.setting_flags import one_or_text
+from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
+from oscar_zoo.evaluate.in_process import DATA, TASKS, WINDOWS
+from oscar_zoo.evaluate.outcome import FailedServer, ServedArtifact, ServerReport, ServerRow
+from oscar_zoo.evaluate.params import EvalParams, Servers, again, flag_of, given, listed, numbers
+from oscar_zoo.evaluate.shared import read_text, ticking
+from oscar_zoo.models import hardware
+from oscar_zoo.observer import SILENT, Note, Observer
+from oscar_zoo.registry import targets
+from oscar_zoo.registry.artifacts import Artifact, open_artifact
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.prepared import ArtifactModel, both_sides, model_for
+from oscar_zoo.serving.records import client_of
+
+if TYPE_CHECKING:
+    from oscar_zoo.evaluate.server_comparison import ServerQuestions, ServerRun
+    from oscar_zoo.models.loading import Dtype
+
+LENGTH, ANSWERS = 2000, 60
+"""The defaults of the tokens of a text and of a conversation, and of recall questions."""
+RESERVED_POSITIONS = 16
+"""Positions of a model that a server keeps for itself."""
+POOL_TOKENS = 1 << 18
+"""Least size of the cache of a server on a GPU. A small cache starts quickly and leaves memory to
+other processes."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served: an artifact with both sides, a model, and the recipe in force, on a kind of
+    device with the number of its first GPU; `dtype` is that of the server's weights."""
+
+    artifact: Artifact
+    choice: ModelChoice
+    revision: str | None
+    recipe: ServingRecipe
+    device: str
+    gpu: int
+    dtype: Dtype
+
+    @classmethod
+    def of(cls, params: EvalParams, observer: Observer) -> Served:
+        """What the parameters name; nothing is started."""
+        from oscar_zoo.models.model_hub import check_fetchable
+
+        line = again("eval", params)
+        named = targets.parse_given_model(params.model, observer, again=line)
+        artifact = open_artifact(targets.parse(params.artifact), Sources(params.hubs), observer)
+        choice = model_for(artifact, named, observer, again=line)
+        clip = read_clip(params.clips[0]) if params.clips else None
+        recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=clip)
+        both_sides(artifact)
+        device, gpu = hardware.pick_serving_device(params.device)
+        check_fetchable(choice.source, params.revision)
+        dtype: Dtype = params.dtype
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16"
+        return cls(artifact, choice, params.revision, recipe, device, gpu, dtype)
+
+    def started_as(self, log: str, flags: UserFlags, timeout: float) -> dict[str, Any]:
+        """What a server of our own takes, whatever its cache."""
+        return {
+            "model": self.choice.source,
+            "revision": self.revision,
+            "device": self.device,
+            "gpu": self.gpu,
+            "log": log_file(log),
+            "timeout": timeout,
+            "flags": flags.after(f"--dtype={self.dtype}"),
+        }
+
+    def wanted(self, log: str, flags: UserFlags, timeout: float, **others: Any) -> WantedServer:
+        """A server of our own with the INT2 cache."""
+        verified, common = self.artifact.verified, self.started_as(log, flags, timeout)
+        return WantedServer(verified=verified, recipe=self.recipe, **common, **others)
+
+    @property
+    def told(self) -> ServedArtifact:
+        """The artifact, for outcomes."""
+        return ServedArtifact(self.artifact.label, self.artifact.digest)
+
+
+def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
+    """Ask the servers, then the model in this process, and compare their answers."""
+    servers, flags = variants_of(params), UserFlags(params.engine_flags)
+    check_flags(flags)
+    running = None if params.url is None else client_of(params.url, timeout=params.timeout)
+    if running is None:
+        require_serve()
+    text = read_text(params.data or DATA, "validation")
+    served = Served.of(params, observer)
+    questions = _questions(text, served, params)
+    failures: list[FailedServer] = []
+    if running is not None:
+        check_recipe(running, served.recipe)
+        runs = [_ask(running, questions, observer, radix=True)]
+    else:
+        runs, failures = ask_own_servers(
+            servers, served, questions, flags, params.timeout, observer
+        )
+    return ServerReport(
+        model=served.choice.name,
+        artifact=served.told,
+        device=served.device,
+        recipe=served.recipe,
+        texts=len(questions.texts),
+        length=questions.longest,
+        shared_tokens=questions.shared,
+        answers=questions.turns,
+        servers=_compared(runs, served, questions, params, observer) if runs else (),
+        failures=tuple(failures),
+    )
+
+
+def variants_of(params: EvalParams) -> tuple[ServerVariant, ...]:
+    """The servers to start, one after the other; none with `--url`."""
+    lists = ("chunk", "page_size", "radix", "tp")
+    changed = [name for name in given(params, Servers) if name in lists]
+    if params.url is not None:
+        if changed or params.sweep or params.full or params.engine_flags:
+            raise UsageError(
+                "--url measures a server as it is.", hint="leave out what is for a new one"
+            )
+        return ()
+    if params.sweep:
+        if changed:
+            option = flag_of(params, changed[0])
+            raise UsageError(f"--sweep and {option} exclude each other.", hint="give one of them")
+        return sweep(params.device, full=params.full)
+    chunks, pages = numbers("--chunk", params.chunk), numbers("--page-size", params.page_size)
+    tps, switches = numbers("--tp", params.tp), dict.fromkeys(listed(params.radix))
+    if not {*switches} <= {"on", "off"}:
+        raise UsageError(
+            f"--radix {params.radix!r} is not on, off, or both.", hint="for example --radix on,off"
+        )
+    return variants(chunks, pages, [one == "on" for one in switches], tps, full=params.full)
+
+
+def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...]:
+    """The servers of a sweep: two chunk and page sizes, with and without a prefix cache, and on two
+    ranks where there are two GPUs; `device` is as the user wrote it."""
+    on_gpu = hardware.pick_serving_device(device, check=False)[0] != "cpu"
+    two = on_gpu and len(hardware.visible(hardware.gpus())) > 1
+    return variants((512, 8192), (1, 16), (True, False), (1, 2) if two else (1,), full=full)
+
+
+def _questions(text: str, served: Served, params: EvalParams) -> ServerQuestions:
+    """What to ask, in tokens of the model."""
+    from oscar_zoo.evaluate.caches import encoder
+    from oscar_zoo.evaluate.server_comparison import make_questions
+    from oscar_zoo.models.loading import load_tokenizer
+    from oscar_zoo.models.model_source import inspect_model
+
+    choice = served.choice
+    block = inspect_model(choice.source, revision=params.revision, model_id=choice.model_id)
+    encode = encoder(load_tokenizer(choice.source, revision=params.revision))
+    length = params.length or LENGTH
+    positions = (block.rope and block.rope.max_position) or length + RESERVED_POSITIONS
+    return make_questions(
+        encode(text),
+        encode,
+        tasks=params.tasks or TASKS,
+        exact=served.recipe.windows,
+        length=min(length, positions - RESERVED_POSITIONS),
+        windows=params.windows or WINDOWS,
+        answers=params.answers or ANSWERS,
+    )
+
+
+def ask_own_servers(
+    wanted: Sequence[ServerVariant],
+    served: Served,
+    questions: ServerQuestions,
+    flags: UserFlags,
+    timeout: float,
+    observer: Observer,
+) -> tuple[list[ServerRun], list[FailedServer]]:
+    """Start one server after the other and ask each; the failure of one of several is a result."""
+    runs: list[ServerRun] = []
+    failures: list[FailedServer] = []
+    tokens = max(POOL_TOKENS, 2 * questions.longest)
+    pool = () if served.device == "cpu" else (f"--max-total-tokens={tokens}",)
+    for variant in wanted:
+        environment = variant.environment(served.device)
+        own = flags.after(*variant.flags, *pool)
+        server = served.wanted("eval-server", own, timeout, environment=environment)
+        try:
+            with own_server(server, StartObserver(str(variant), observer)) as started:
+                observer.begin((), timed=False)
+                runs.append(_ask(started.client, questions, observer, radix=variant.radix))
+        except ServerFailed as error:
+            if len(wanted) == 1 or isinstance(error, FlagRefused):
+                raise
+            failures.append(FailedServer(str(variant), error))
+            text = f"{variant}: {error.message}"
+            observer.note(Note("server.failed", text, {"code": error.code, "hint": error.hint}))
+    return runs, failures
+
+
+def check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
+    """Refuse a running server whose settings differ from those of the reference."""
+    values = recipe_values(recipe)
+    assert values.k_clip is not None and values.v_clip is not None
+    ours = {
+        "sink": values.sink,
+        "recent": values.recent,
+        "bits": str(values.bits),
+        "k_clip": one_or_text(values.k_clip),
+        "v_clip": one_or_text(values.v_clip),
+    }
+    told = client.facts().recipe
+    for name, value in ours.items():
+        if told.get(name, value) != value:
+            raise UsageError(
+                f"the server has {name} {told[name]}, the artifact's recipe says {value}.",
+                hint="give the artifact that it serves, or its clip ratios with --clip",
+            )
+
+
+def _ask(
+    client: ServerClient, questions: ServerQuestions, observer: Observer, *, radix: bool
+) -> ServerRun:
+    from oscar_zoo.evaluate.server_comparison import ask
+
+    requests = (len(questions.texts) + questions.turns) * (2 if radix else 1)
+    run = ask(client, questions, counter(observer, "requests", requests))
+    observer.begin((), timed=False)
+    return run
+
+
+def counter(observer: Observer, label: str, total: int) -> Callable[[], None]:
+    """A callback that counts one more of `total`."""
+    observer.advance(label, 0, total)
+    return ticking(lambda done, total, _: observer.advance(label, done, total), total)
+
+
+def _compared(
+    runs: Sequence[ServerRun],
+    served: Served,
+    questions: ServerQuestions,
+    params: EvalParams,
+    observer: Observer,
+) -> tuple[ServerRow, ...]:
+    """A row for every run, beside the model in this process, in the type that the first server
+    computed in."""
+    from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
+    from oscar_zoo.evaluate.simulated_cache import CacheSpec
+    from oscar_zoo.models.loading import load_model
+    from oscar_zoo.models.memory import Workload, memory_errors, pick_device
+
+    observer.advance("loading the model", 0, 0)
+    told = runs[0].facts.dtype
+    model = load_model(
+        served.choice.source,
+        revision=served.revision,
+        dtype=told if told in ("float32", "bfloat16") else served.dtype,  # type: ignore[arg-type]
+        device=pick_device(params.device),
+        model_id=served.choice.model_id,
+        stream=params.stream_weights,
+        workload=Workload(questions.longest),
+    )
+    cache = CacheSpec(*both_sides(served.artifact), served.recipe)
+    recent = served.recipe.windows.recent
+    with memory_errors(model.block.id, model.device):
+        reference = ReferenceRun(model, cache, questions, counter(observer, "reference", 0))
+        rows = tuple(compare(run, reference, recent=recent) for run in runs)
+    observer.begin((), timed=False)
+    return rows
