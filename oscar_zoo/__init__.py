@@ -65,7 +65,7 @@ _CALLS = {
     "pull": "registry.pull",
     "scores": "site.scores",
     "search": "site.listing",
-    "serve": "app.serve",
+    "serve": "compute.serve",
     "unyank": "site.status",
     "verify": "registry.verify",
     "yank": "site.status",

@@ -261,7 +261,7 @@ def _verified(chosen: FitResult, facts: Facts) -> Verified:
         return outcome
     raise ComputeFailed(
         f"the result failed its own verification: {why(outcome)}.",
-        hint="nothing was written; try more or other text",
+        hint="nothing was written; try other text, if the method reads text, or another --method",
     )
 
 

@@ -23,6 +23,7 @@ FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 FULL_KINDS = frozenset((FULL_ATTENTION, "attention", "hybrid"))
 """Kinds of layers with full attention; the last two are what hybrids with Mamba layers say."""
+_LAYERS = "num_hidden_layers"
 WINDOW_PATTERN = "hybrid_layer_pattern"
 """Where MiMo-V2 says which layers have a sliding window."""
 PER_LAYER = "per_layer_config"
@@ -101,7 +102,8 @@ def full_kinds(text: Any) -> frozenset[str]:
 
 def layer_kinds(text: Any) -> Sequence[str] | None:
     """What the configuration says of each layer, in the words of `layer_types`, if it does.
-    Nemotron-H has a letter for each, or another name, and MiMo-V2 a 1 for a sliding window."""
+    Nemotron-H has a letter for each, or another name, MiMo-V2 a 1 for a sliding window, and files
+    of Qwen2 and Qwen3 without `layer_types` say where the windows begin."""
     said = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
     letters = getattr(text, "hybrid_override_pattern", None)
     windows = getattr(text, WINDOW_PATTERN, None)
@@ -109,6 +111,9 @@ def layer_kinds(text: Any) -> Sequence[str] | None:
         return [FULL_ATTENTION if letter == "*" else letter for letter in letters]
     if said is None and windows:
         return [SLIDING_ATTENTION if one else FULL_ATTENTION for one in windows]
+    first, layers = (getattr(text, name, None) for name in ("max_window_layers", _LAYERS))
+    if said is None and first and layers and getattr(text, "use_sliding_window", None) is True:
+        return [FULL_ATTENTION if at < first else SLIDING_ATTENTION for at in range(layers)]
     return said
 
 

@@ -54,6 +54,7 @@ def test_every_error_class_has_a_code_and_the_exit_code_of_its_branch() -> None:
 
 HELP = f"""
 import contextlib, io, json, sys
+from oscar_zoo.cli.main import COMMANDS, run
 told = {{}}
 for command in ("", *COMMANDS):
     with contextlib.redirect_stdout(io.StringIO()) as out:

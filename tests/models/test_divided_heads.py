@@ -24,13 +24,15 @@ def folder_of(place: Path, **values: object) -> Path:
     return place
 
 
-NO_WINDOW, WINDOWS_OFF = (
+NO_WINDOW, WINDOWS_LATE, WINDOWS_OFF = (
     {"sliding_window": None},
+    {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 3},
     {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 6},
 )
 CASES = [
     *((kind, NO_WINDOW) for kind in sorted(DIVIDED)),
     *((kind, WINDOWS_OFF) for kind in ("qwen2", "qwen2_moe", "smollm3")),
+    ("qwen2", WINDOWS_LATE),
 ]
 
 
@@ -42,10 +44,3 @@ def test_the_file_says_what_the_class_of_the_model_says(
     file = ConfigFile.of_folder(folder)
     assert says_all(file)
     assert describe(file, "m").geometry == inspect_model(str(folder)).geometry
-
-
-def test_the_class_is_asked_in_which_layers_a_window_is(tmp_path: Path) -> None:
-    windows = {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 3}
-    folder = folder_of(tmp_path, model_type="qwen2", **windows)
-    assert not says_all(ConfigFile.of_folder(folder))
-    assert inspect_model(str(folder)).geometry.attention_layers == (0, 1, 2)

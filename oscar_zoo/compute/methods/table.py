@@ -1,6 +1,6 @@
 """Every fitting method, and fitting several of them.
 
-A new method is one `Method` in a file beside this one, and one row here; nothing else changes. The
+A new method is one `Method` in a file beside this one, and one row here. The
 order is that of `auto`: of two equally good methods, the earlier one asks less of an engine.
 """
 
