@@ -18,6 +18,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_type_hints
 P = ParamSpec("P")
 M = TypeVar("M")
 R = TypeVar("R")
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,27 @@ def python_call(params: Callable[P, M], run: Callable[[M], R]) -> Callable[P, R]
     rows = [f"    {row.name}: {row.says.help}" for row in parameters_of(params)]
     call.__doc__ = "\n".join([str(run.__doc__), "", "Args:", *rows])
     return call
+
+
+def shows(params: type) -> Callable[[C], C]:
+    """Of a Python call whose `**options` are fields of `params`: `help` and notebooks show them."""
+
+    def shown(call: C) -> C:
+        own = [
+            one
+            for one in inspect.signature(call).parameters.values()
+            if one.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        named = {one.name for one in own}
+        fields_too = [
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for one in inspect.signature(params).parameters.values()
+            if one.name not in named
+        ]
+        call.__signature__ = inspect.Signature([*own, *fields_too])  # type: ignore[attr-defined]
+        return call
+
+    return shown
 
 
 def checked(params: Callable[..., M], values: dict[str, Any]) -> M:

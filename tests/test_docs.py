@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -90,5 +91,7 @@ def test_everything_the_package_offers_can_be_imported() -> None:
     for name in oscar_zoo.__all__:
         assert getattr(oscar_zoo, name) is not None
     assert set(oscar_zoo.__all__) <= set(dir(oscar_zoo))
+    for call in (oscar_zoo.evaluate_artifact, oscar_zoo.ask_long_prompts):
+        assert {"artifact", "model", "device", "observer"} <= {*inspect.signature(call).parameters}
     with pytest.raises(AttributeError):
         oscar_zoo.nothing  # noqa: B018

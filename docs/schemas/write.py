@@ -3,10 +3,10 @@
     python docs/schemas/write.py
 
 Files of `GENERATED` are made of the outcome of their verb; `error-1.json` is written by hand. The
-definitions that several files share are in `parts.json`, and those of manifests, recipes, scores and reports
-are made from the package's own models. Both are copied into the `$defs` of every file that refers
-to them, so that each file is complete. Definitions that nothing refers to are removed. Running it
-twice changes nothing, and a test compares the files with what it makes.
+definitions that several files share are in `parts.json`, and those of manifests, recipes, scores
+and reports are made from the package's own models. Both are copied into the `$defs` of every file
+that refers to them, so that each file is complete. Definitions that nothing refers to are removed.
+Running it twice changes nothing, and a test compares the files with what it makes.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.targets import ModelChoice
 from oscar_zoo.serving.prepared import both_sides, check_used, model_for
+from oscar_zoo.verb import shows
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.manifest import ModelBlock
@@ -42,6 +43,7 @@ PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
 """The seconds are shares."""
 
 
+@shows(EvalParams)
 def evaluate_artifact(
     artifact: str | Path, *, observer: Observer = SILENT, **options: Any
 ) -> EvalReport:
@@ -64,6 +66,7 @@ def evaluate_artifact(
     return found
 
 
+@shows(EvalParams)
 def evaluate_against(
     artifact: str | Path,
     against: str | Sequence[str] = ALL,

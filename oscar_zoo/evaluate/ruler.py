@@ -18,6 +18,7 @@ from oscar_zoo.evaluate.shared import Phase, Progress, ticking
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.serving.prepared import both_sides
 from oscar_zoo.serving.records import client_of, key_for
+from oscar_zoo.verb import shows
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.questions import Recall
@@ -32,6 +33,7 @@ _MEASURING = Phase("measure", "prompts", 9)
 """The seconds are shares."""
 
 
+@shows(RulerParams)
 def ask_long_prompts(
     artifact: str | Path, *, observer: Observer = SILENT, **options: Any
 ) -> RulerReport:

@@ -42,6 +42,7 @@ from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import score_file
 from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.serving.records import client_of
+from oscar_zoo.verb import shows
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.manifest import ModelBlock
@@ -58,6 +59,7 @@ MANY_CUT = 0.05
 _KEPT = "answers until now are kept; the same command goes on from there"
 
 
+@shows(EvalParams)
 def benchmark_artifact(
     artifact: str | Path, tasks: str | Sequence[str], *, observer: Observer = SILENT, **options: Any
 ) -> BenchmarkReport:
