@@ -28,10 +28,7 @@ VOLATILE = [
     (re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?"), "<date>"),
     (re.compile(r"\b\d+(\.\d+)? (s|ms|seconds|minutes|min|h)\b"), "<time>"),
     (re.compile(r"\b\d+(\.\d+)? [kMG]B/s"), "<speed>"),
-    (
-        re.compile(r'("revision": "|(?:README\.md|\w+\.json) .*sha256 )[0-9a-f]{64}'),
-        r"\1<dated>",
-    ),
+    (re.compile(r'("revision": "|(?:README\.md|\w+\.json) .*sha256 )[0-9a-f]{64}'), r"\1<dated>"),
     (re.compile(r'("\w*(?:seconds|duration|pid)": )[\d.e+-]+'), r'\1"<number>"'),
 ]
 

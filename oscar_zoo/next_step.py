@@ -68,11 +68,15 @@ class DropOption(OptionStep):
         return super().__new__(cls, f"run it without {option}")
 
 
+PINS = {"serve": " 'sglang==0.5.17'"}
+"""The release that was measured on GPUs; without it pip takes the newest that the extra allows."""
+
+
 class Install(NextStep):
     """Install this package with its optional dependencies `extra`, from where it came."""
 
     def __new__(cls, extra: str) -> Self:
-        return super().__new__(cls, f"pip install {_origin(extra)}")
+        return super().__new__(cls, f"pip install {_origin(extra)}{PINS.get(extra, '')}")
 
 
 class Login(NextStep):

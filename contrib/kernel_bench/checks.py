@@ -81,10 +81,7 @@ def verify(heads: Heads, op: Callable[..., Tensor], drafts: int) -> None:
 
 
 def _reference(
-    op: Callable[..., Tensor],
-    filling: Filling,
-    options: dict[str, Any],
-    query: Tensor,
+    op: Callable[..., Tensor], filling: Filling, options: dict[str, Any], query: Tensor
 ) -> Tensor:
     return op(query, filling.cache, filling.batch, **options)
 

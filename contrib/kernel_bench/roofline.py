@@ -40,9 +40,7 @@ class Heads:
     def with_bits(self, k_bits: int, v_bits: int) -> Heads:
         """The same heads with codes of these bits, 2 or 4."""
         return replace(
-            self,
-            k_spec=replace(self.k_spec, bits=k_bits),
-            v_spec=replace(self.v_spec, bits=v_bits),
+            self, k_spec=replace(self.k_spec, bits=k_bits), v_spec=replace(self.v_spec, bits=v_bits)
         )
 
     def of_shape(self, num_kv_heads: int, group: int, head_dim: int) -> Heads:

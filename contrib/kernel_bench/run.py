@@ -155,9 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         help="drafts of each request that decode verifies too, beside plain steps",
     )
     parser.add_argument(
-        "--variants",
-        action="store_true",
-        help="what the tables leave open: bench/variants.py",
+        "--variants", action="store_true", help="what the tables leave open: bench/variants.py"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny shapes; without a GPU, Triton's interpreter"

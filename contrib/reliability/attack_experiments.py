@@ -267,10 +267,7 @@ def hostile_grammars(turn: int) -> list[dict[str, Any]]:
     names = {f"p{number}_{turn}": {"type": "string"} for number in range(4000)}
     optional = "root ::= " + " ".join(f'("a{turn}"? "b"*)' for _ in range(1000))
     stars = "root ::= " + "(" * 200 + f'"a{turn}"*' + ")*" * 200
-    tag = {
-        "type": "structural_tag",
-        "format": {"type": "grammar", "grammar": optional},
-    }
+    tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": optional}}
     return [
         {"regex": "a?" * count},
         {"ebnf": f'root ::= e\ne ::= e e | [a-z] | "{turn}"', "max_new_tokens": 200},

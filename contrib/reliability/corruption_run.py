@@ -89,10 +89,7 @@ def run(count: int, seed: int, scheme: str) -> dict[str, Any]:
     with HubServer() as server:
         server.repository("org/zoo", "hf" if scheme == "hf" else "ms", files=files)
         os.environ |= {"HF_ENDPOINT": server.url, "MODELSCOPE_ENDPOINT": server.url}
-        store, hub = (
-            Store(),
-            lambda: open_hub(f"{scheme}:org/zoo", network=Limits(tries=1)),
-        )
+        store, hub = (Store(), lambda: open_hub(f"{scheme}:org/zoo", network=Limits(tries=1)))
         pull("tiny-qwen3", hub(), store)
         before = store_state(store.root)
         for number in range(count):

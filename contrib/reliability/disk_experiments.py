@@ -185,10 +185,7 @@ def _sweep(scale: Scale, kinds: tuple[Fault, ...]) -> Found:
 
 
 def _sweep_some(
-    scale: Scale,
-    scenarios: list[tuple[Scenario, list[Fault]]],
-    tally: Tally,
-    imports: Words,
+    scale: Scale, scenarios: list[tuple[Scenario, list[Fault]]], tally: Tally, imports: Words
 ) -> None:
     """Disturb one scenario after the other, with a process of their own."""
     # LD_PRELOAD takes no path with a space

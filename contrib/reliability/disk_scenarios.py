@@ -167,11 +167,7 @@ SCENARIOS = (
         (("list", "--hub", COPY, "--json"), ("verify", "./copy", "--json")),
     ),
     Scenario(
-        "yank",
-        _two_versions,
-        ("yank", NEXT, "--hub", HUB, "--reason", "wrong"),
-        (FRESH,),
-        OFFERED,
+        "yank", _two_versions, ("yank", NEXT, "--hub", HUB, "--reason", "wrong"), (FRESH,), OFFERED
     ),
     Scenario(
         "deprecate",

@@ -72,12 +72,7 @@ def _run(job: dict[str, Any], faults: ctypes.CDLL, tell: int) -> NoReturn:
 
         sys.argv = ["oscar-zoo", *job["arguments"]]
         faults.disk_faults_arm(
-            job["at"],
-            job["how"],
-            job["error"],
-            job["stays"],
-            job["reads"],
-            job["root"].encode(),
+            job["at"], job["how"], job["error"], job["stays"], job["reads"], job["root"].encode()
         )
         code = run(job["arguments"])
     except BaseException:

@@ -58,10 +58,7 @@ def _release(scale: Scale, release: str, number: int, counts: Counter[str]) -> l
     made = requests(json.loads(out.read_text()))
     pair = write_folder(folder / "pair", payload())
     flags = ("--kv-cache-dtype=int2", f"--oscar-rotation-path={pair}", "--oscar-front=on")
-    with (
-        http_server(release, folder, *flags) as server,
-        ThreadPoolExecutor(AT_ONCE) as pool,
-    ):
+    with http_server(release, folder, *flags) as server, ThreadPoolExecutor(AT_ONCE) as pool:
         broken = {path for path, body in WORKING.items() if _status(server, path, body) == "500"}
         before = [server.tokens(prompt) for prompt in PROMPTS]
         violations: list[str] = []

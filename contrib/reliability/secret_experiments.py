@@ -179,10 +179,7 @@ def _fill(folder: Path) -> None:
     write_folder(folder / "here" / SECOND, files)
     digest = Version.of(ArtifactId.parse(FIRST), measured_files(artifact=FIRST)).digest
     write_scores(
-        folder / "scores.json",
-        measured(digest),
-        digest=digest,
-        artifact=ArtifactId.parse(FIRST),
+        folder / "scores.json", measured(digest), digest=digest, artifact=ArtifactId.parse(FIRST)
     )
 
 

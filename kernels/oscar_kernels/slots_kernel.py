@@ -11,14 +11,7 @@ import triton.language as tl
 @triton.jit(
     do_not_specialize=["stride_row"], do_not_specialize_on_alignment=["rows_ptr", "indptr_ptr"]
 )
-def _pack_slots_kernel(
-    table_ptr,
-    rows_ptr,
-    indptr_ptr,
-    out_ptr,
-    stride_row,
-    BLOCK: tl.constexpr,
-):
+def _pack_slots_kernel(table_ptr, rows_ptr, indptr_ptr, out_ptr, stride_row, BLOCK: tl.constexpr):
     """Program (b, p) copies every `num_programs(1)`-th block of the row of request b."""
     b = tl.program_id(0)
     row = tl.load(rows_ptr + b).to(tl.int64)

@@ -22,13 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact import tensor_file
-from oscar_zoo.artifact.formats import (
-    LayerTransform,
-    Role,
-    RotationSet,
-    hadamard,
-    pbr_permutation,
-)
+from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet, hadamard, pbr_permutation
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.errors import MalformedFile, UsageError
@@ -95,11 +89,7 @@ def probe_signs(
 
 
 def _sign_vectors(
-    model_id: str,
-    revision: str | None,
-    name: str,
-    layer_ids: Sequence[int],
-    shape: tuple[int, ...],
+    model_id: str, revision: str | None, name: str, layer_ids: Sequence[int], shape: tuple[int, ...]
 ) -> Matrix:
     """All sign vectors of one matrix: `[layers, (heads,) 2, d]`, `shape` without the 2."""
     *heads, d = shape[1:]

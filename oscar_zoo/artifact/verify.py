@@ -17,13 +17,7 @@ from oscar_zoo.artifact import checks, pairing, statistics
 from oscar_zoo.artifact.checks import Finding, over_cores
 from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.manifest import (
-    FILE_NAME,
-    STATISTICS_NAME,
-    SUFFIX,
-    WIDTHS_NAME,
-    Manifest,
-)
+from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, SUFFIX, WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.outcome import (
     Check,
     DigestMismatch,

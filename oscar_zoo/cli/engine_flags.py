@@ -11,6 +11,14 @@ import click
 
 from oscar_zoo.errors import UsageError
 
+OURS = {
+    "--host": "use --expose ADDRESS with --require-key",
+    "--max-model-len": "put -- --context-length=N at the end",
+    "--tensor-parallel-size": "put -- --tp=N at the end",
+    "--gpu-memory-utilization": "put -- --mem-fraction-static=X at the end",
+}
+"""Options of vLLM's and SGLang's servers, and what they are here."""
+
 
 class FlagsCommand(click.Command):
     """A command with one argument, and `engine_flags` that stand behind `--`."""
@@ -29,8 +37,8 @@ class FlagsCommand(click.Command):
                 raise
             raise UsageError(
                 f"No such option {error.option_name!r}; a flag of SGLang goes behind --.",
-                hint=f"try: {ctx.command_path} --help",
-                suggestions=error.possibilities or (),
+                hint=OURS.get(error.option_name) or f"try: {ctx.command_path} --help",
+                suggestions=() if error.option_name in OURS else error.possibilities or (),
             ) from None
         flags: tuple[str, ...] = ctx.params.get("engine_flags") or ctx.params.get("flags") or ()
         if len(flags) > behind and not ctx.resilient_parsing:

@@ -93,7 +93,12 @@ OTHER_WORDS = {
     "models": ("list",),
     "ls": ("list",),
     "rm": ("cache", "rm"),
+    "remove": ("cache", "rm"),
     "push": ("publish",),
+    "upload": ("publish",),
+    "download": ("pull",),
+    "start": ("serve",),
+    "status": ("ps",),
     "run": (),
 }
 """Words of other programs, and what they stand for here; `run` is two commands. No shell offers

@@ -36,11 +36,7 @@ def accept_quiet(command: click.Command) -> None:
     if isinstance(command, click.Group) or any(x.name == "quiet" for x in command.params):
         return
     option = click.Option(
-        ["-q", "--quiet"],
-        is_flag=True,
-        expose_value=False,
-        callback=_leave_out_notes,
-        help=_QUIET,
+        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_leave_out_notes, help=_QUIET
     )
     command.params.append(option)
 

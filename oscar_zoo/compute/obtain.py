@@ -40,12 +40,7 @@ from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.publish import Publishable, publish_on
 from oscar_zoo.registry.store import Store
-from oscar_zoo.registry.targets import (
-    ComputeWish,
-    ModelChoice,
-    check_made_for,
-    propose_computing,
-)
+from oscar_zoo.registry.targets import ComputeWish, ModelChoice, check_made_for, propose_computing
 from oscar_zoo.registry.trust import Trust
 
 if TYPE_CHECKING:

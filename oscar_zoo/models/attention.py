@@ -134,12 +134,7 @@ def attend(
 
 
 def _some(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    softmax: Softmax,
-    shift: Tensor | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softmax: Softmax, shift: Tensor | None
 ) -> Tensor:
     """`attend` for some queries; the result keeps the dtype of the logits."""
     wide = torch.promote_types(query.dtype, torch.float32)

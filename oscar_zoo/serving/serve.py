@@ -66,13 +66,7 @@ from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget, Pat
 from oscar_zoo.registry.verify import artifacts_at
 from oscar_zoo.serving import records
 from oscar_zoo.serving.params import ServeParams
-from oscar_zoo.serving.prepared import (
-    Prepared,
-    check_asked_gpus,
-    check_served,
-    check_wish,
-    prepare,
-)
+from oscar_zoo.serving.prepared import Prepared, check_asked_gpus, check_served, check_wish, prepare
 from oscar_zoo.serving.records import Entry, ServerRecord, key_for
 from oscar_zoo.serving.servers import check_port, serve_log
 

@@ -9,6 +9,7 @@ import pytest
 
 from oscar_zoo.errors import ArtifactNotFound, LoginRequired, OscarZooError
 from oscar_zoo.next_step import (
+    PINS,
     AddOption,
     Compute,
     DropOption,
@@ -91,4 +92,6 @@ def test_extras_come_from_where_the_package_came(
         (place / "direct_url.json").write_text(told if told == "broken" else json.dumps(told))
     monkeypatch.syspath_prepend(str(tmp_path))
     error = OscarZooError("no.", next_step=Install("serve"))
-    assert error.hint == f"pip install {said}"
+    assert error.hint == f"pip install {said} 'sglang==0.5.17'"
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"pip install '.[serve]'{PINS['serve']} " in readme.read_text("utf-8")

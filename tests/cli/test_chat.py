@@ -207,9 +207,7 @@ def test_words_that_name_no_server_may_be_a_question(
     assert asked[0]["messages"][-1]["content"] == " ".join(words)
 
 
-def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(
-    asked: Asked,
-) -> None:
+def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(asked: Asked) -> None:
     with Typist(*CHAT) as typist:
         for keys, answer in (
             (b"one\r", "You said [2Jone"),

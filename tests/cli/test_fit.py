@@ -74,10 +74,7 @@ def test_an_artifact_goes_beside_the_folder_of_its_model(
 
 
 def test_the_folder_of_an_artifact_means_the_moments_beside_it(
-    tmp_path: Path,
-    halves: list[Path],
-    cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, halves: list[Path], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for `plot`, however the folder is written."""
     compute(cli, tmp_path / "one", halves[0], "oscar")

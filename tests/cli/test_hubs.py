@@ -150,11 +150,7 @@ def patient(cli: QuickCli, *, seconds: float) -> None:
 
 
 def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: QuickCli) -> None:
-    server.repository(
-        "togethercomputer/OSCAR-RotationZoo",
-        "ms",
-        files=files_of(),
-    )
+    server.repository("togethercomputer/OSCAR-RotationZoo", "ms", files=files_of())
     patient(cli, seconds=2)
     done = cli("pull", "tiny-qwen3-hard", "--json", HF_ENDPOINT=server.hang_accept())
     assert done.code == 0, done.err

@@ -216,9 +216,7 @@ def test_a_wait_is_a_line_for_every_label_and_every_thirty_seconds(
     ]
 
 
-def test_files_that_are_fetched_are_told_of_rarely(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_files_that_are_fetched_are_told_of_rarely(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with TerminalObserver(clock=clock) as observer:
         for done in (0, 4_000_000, 8_000_000):

@@ -118,10 +118,7 @@ def test_the_index_says_it_of_a_checkpoint_in_shards(
 
 
 def test_a_model_whose_weights_are_elsewhere(
-    cli: Cli,
-    tmp_path: Path,
-    models: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cli: Cli, tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its `config.json` was fetched before. Only who names the layer gets it."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -196,11 +193,7 @@ def test_a_layer_that_flags_name_must_be_there(cli: Cli, tmp_path: Path, models:
     ],
 )
 def test_flags_of_the_user_win(
-    cli: Cli,
-    tmp_path: Path,
-    models: Path,
-    given: list[str],
-    wanted: list[str],
+    cli: Cli, tmp_path: Path, models: Path, given: list[str], wanted: list[str]
 ) -> None:
     flags, told = shown(cli, tmp_path, models / "dense", "--drafts", "--", *given)
     theirs = [flag for flag in given if flag.startswith("--speculative-")]
@@ -224,11 +217,7 @@ def test_flags_of_the_user_win(
     ],
 )
 def test_what_contradicts_it_is_told_in_one_line(
-    cli: Cli,
-    tmp_path: Path,
-    models: Path,
-    option: str,
-    given: list[str],
+    cli: Cli, tmp_path: Path, models: Path, option: str, given: list[str]
 ) -> None:
     shown(cli, tmp_path, models / "dense", f"--drafts={option}", "--", *given, code=2)
 
@@ -255,12 +244,7 @@ def test_a_hybrid_takes_chains_alone(cli: Cli, tmp_path: Path, models: Path) -> 
     ],
 )
 def test_flags_that_name_a_tree_are_checked_as_well(
-    cli: Cli,
-    tmp_path: Path,
-    models: Path,
-    option: list[str],
-    given: list[str],
-    tree: bool,
+    cli: Cli, tmp_path: Path, models: Path, option: list[str], given: list[str], tree: bool
 ) -> None:
     """SGLang's own breadth of n-grams is a tree. What it takes of EAGLE depends on the release."""
     words = [*option, "--", *given, "--speculative-draft-model-path=some/draft"]

@@ -110,11 +110,7 @@ CASES: dict[str, tuple[Spoil, int, str]] = {
     "an artifact for another head": (config(head_dim=128), 1, "head_dim 64; a-model has 128"),
     "no GPU": (words("--device", "cuda"), 1, "--device cpu"),
     "no such device": (words("--device", "tpu"), 2, "'tpu' is not a device"),
-    "weights larger than memory": (
-        lambda t: t.weights(4 * 10**12),
-        1,
-        "about 8000 GB on cpu",
-    ),
+    "weights larger than memory": (lambda t: t.weights(4 * 10**12), 1, "about 8000 GB on cpu"),
     "weights that are cut short": (lambda t: t.cut(4096), 1, "and its header says"),
     "a model without architectures": (config(architectures=None), 1, "has no architectures"),
     "a model that SGLang runs on GPUs alone": (

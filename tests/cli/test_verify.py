@@ -268,11 +268,7 @@ def swapped_at(
     ],
 )
 def test_files_swapped_at_any_moment_are_those_verified_or_refused(
-    cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    words: str,
-    with_manifest: bool,
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, with_manifest: bool
 ) -> None:
     sets = [artifact_files(seed=seed, with_manifest=with_manifest) for seed in (0, 1)]
     other = write_folder(tmp_path / "other", sets[1])

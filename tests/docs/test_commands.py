@@ -71,10 +71,7 @@ def test_the_line_parses(line: Line) -> None:
 
 
 def parse(
-    command: click.Command,
-    name: str,
-    words: list[str],
-    parent: click.Context | None,
+    command: click.Command, name: str, words: list[str], parent: click.Context | None
 ) -> None:
     """Parse as the command line does, down to the last group; click raises what is wrong."""
     try:

@@ -213,10 +213,7 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool, wid
     got, want = (job.write(module, query=None, parts="slots")[0] for module in modules)
     assert torch.equal(bits(got.affine), bits(want.affine))
     split = code_bytes(k_spec)
-    for spec, x, part in (
-        (k_spec, rows, slice(split)),
-        (v_spec, rows.flip(0), slice(split, None)),
-    ):
+    for spec, x, part in ((k_spec, rows, slice(split)), (v_spec, rows.flip(0), slice(split, None))):
         codes, expected = (
             unpack(cache.codes[job.targets.out_loc][..., part], width).int()
             for cache in (got, want)

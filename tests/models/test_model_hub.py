@@ -115,7 +115,7 @@ def test_data_that_cannot_be_fetched_is_one_line(closed: str, tmp_path: Path) ->
     output = ["--output-dir", str(tmp_path / "out")]
     done = run_alone(closed, tmp_path, "compute", model, "--calib-data", "wikitext", *output)
     assert done.returncode == 5 and done.stderr.count("\n") == 1, done.stderr
-    assert "Hugging Face cannot be reached: connection refused" in done.stderr
+    assert "connection refused" in done.stderr
     assert "--calib-data FILE" in done.stderr
 
 

@@ -62,10 +62,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "twice": (lambda v: v["scores"].append(v["scores"][0]), "there twice"),
     "other bytes": (score_with(artifact_digest="sha256:" + "b" * 64), "measured with sha256:bbb"),
     "no digest": (score_with(artifact_digest=None), "needs artifact_digest"),
-    "no harness": (
-        score_with(harness=None, exhausted_rate=None),
-        "needs harness, exhausted_rate",
-    ),
+    "no harness": (score_with(harness=None, exhausted_rate=None), "needs harness, exhausted_rate"),
     "baseline without engine": (baseline_with(engine=None), "a measured score needs engine"),
     "seeds": (score_with(seeds=[0]), "1 seeds of 2 repeats"),
     "values": (score_with(values=[1.0]), "1 values of 2 repeats"),

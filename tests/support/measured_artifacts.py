@@ -125,9 +125,7 @@ def key_file(path: Path, curve: str = "SECP256R1") -> Path:
 
     private = ec.generate_private_key(getattr(ec, curve)())
     data = private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     path.touch(mode=0o600)
     path.write_bytes(data)

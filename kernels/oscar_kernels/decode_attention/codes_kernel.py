@@ -155,10 +155,7 @@ def _attend_codes(
         for R in tl.static_range(8):
             weights = (p * scales[(R % 4) * GV // 4][:, None]).to(DTYPE)
             piece = tl.dot(
-                _piece(vx, vy, R, BV, HALF),
-                weights,
-                acc[R] * fade[None, :],
-                input_precision="ieee",
+                _piece(vx, vy, R, BV, HALF), weights, acc[R] * fade[None, :], input_precision="ieee"
             )
             pieces = pieces + (piece,)
         acc = pieces

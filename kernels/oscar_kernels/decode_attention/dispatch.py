@@ -38,12 +38,7 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
         return triton_launcher.decode_attention(query, cache, batch, **options)
     drafts, learned_sinks = options.get("drafts"), options.get("sink_logits") is not None
     reason = cuda_launcher.unsupported(query, cache, batch, drafts) or cuda_launcher.unbuildable(
-        query,
-        cache,
-        batch,
-        options.get("logit_cap", 0.0),
-        drafts,
-        learned_sinks=learned_sinks,
+        query, cache, batch, options.get("logit_cap", 0.0), drafts, learned_sinks=learned_sinks
     )
     if not reason:
         return cuda_launcher.decode_attention(query, cache, batch, checked=True, **options)

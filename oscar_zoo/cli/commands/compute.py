@@ -26,8 +26,5 @@ def run(params: ComputeCommand, observer: Observer) -> ComputeResult:
 
 
 command = build.command(
-    "compute",
-    ComputeCommand,
-    run=f"{__name__}:run",
-    view="oscar_zoo.cli.render.computing:show",
+    "compute", ComputeCommand, run=f"{__name__}:run", view="oscar_zoo.cli.render.computing:show"
 )

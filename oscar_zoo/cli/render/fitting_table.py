@@ -32,10 +32,7 @@ class FittingTable(Table):
     """
 
     def __init__(
-        self,
-        *columns: str,
-        right: Sequence[int] = (),
-        spare: Sequence[Sequence[str]] = (),
+        self, *columns: str, right: Sequence[int] = (), spare: Sequence[Sequence[str]] = ()
     ) -> None:
         super().__init__(box=None, pad_edge=False, header_style="bold", show_edge=False)
         self._spare = spare

@@ -136,11 +136,7 @@ OSCAR_EXACT = _oscar("oscar-exact", "exact", {"rows", "outputs"}, v="oo/1")
 """Values target the covariance that the paper defines, V^T S^T S V with the causal softmax scores
 S. The rows of S V are the outputs of the heads, so it streams like any other second moment."""
 OSCAR_PER_HEAD = _oscar(
-    "oscar-per-head",
-    "per-head",
-    {"rows", "weighted"},
-    format_version=2,
-    requires=("per_head",),
+    "oscar-per-head", "per-head", {"rows", "weighted"}, format_version=2, requires=("per_head",)
 )
 """When the heads of a layer attend to different channels, their mean covariance is nearly flat and
 a shared rotation gains nothing. One matrix per head costs memory, and formats that share one matrix

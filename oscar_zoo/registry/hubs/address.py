@@ -24,6 +24,7 @@ from functools import cached_property
 from pydantic import ValidationError
 
 from oscar_zoo import paths
+from oscar_zoo.artifact.names import is_path
 from oscar_zoo.artifact.specs import Spec
 from oscar_zoo.errors import OFFLINE_OPTION, WITHOUT_OPTION, StorageError, UsageError
 from oscar_zoo.registry.hubs import table
@@ -119,7 +120,7 @@ def open_hub(text: str | None = None, *, network: Limits | None = None) -> Hub:
         return kind.open(place, network or load().network)
     # The text may hold somebody's password, in an address of another kind.
     text = re.sub(r"//[^/@]*@", "//***@", text)
-    form = f"in a folder is written file:{text}" if os.path.lexists(text) else None
+    form = f"in a folder is written file:{text}" if os.path.lexists(text) or is_path(text) else None
     hint = f"a hub {form or f'is written {table.FORMS}'}"
     raise UsageError(f"{text[:120]!r} is not a hub.", hint=hint)
 

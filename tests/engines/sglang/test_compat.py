@@ -75,10 +75,7 @@ def test_a_server_that_is_asked_for_int2_ends(
 
 @pytest.mark.parametrize("given", ["", "--kv-cache-dtype auto int2", "--kv-cache-dtype"])
 def test_any_other_server_is_told_once(
-    given: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.syspath_prepend(pretend(tmp_path, NEXT))
     monkeypatch.setattr(sys, "argv", ["launch_server", *given.split()])
