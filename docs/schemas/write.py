@@ -2,11 +2,10 @@
 
     python docs/schemas/write.py
 
-Files of `GENERATED` are made of the outcome of their verb; `error-1.json` is written by hand. The
-definitions that several files share are in `parts.json`, and those of manifests, recipes, scores
-and reports are made from the package's own models. Both are copied into the `$defs` of every file
-that refers to them, so that each file is complete. Definitions that nothing refers to are removed.
-Running it twice changes nothing, and a test compares the files with what it makes.
+Each file is made of the type of its outcome (`GENERATED`). Definitions of manifests, recipes,
+scores and reports are made from the package's own models, and copied into the `$defs` of every file
+that refers to them, so that each file is complete. Running it twice changes nothing, and a test
+compares the files with what it makes.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from oscar_zoo.evaluate.outcome import (
     RulerReport,
     ServerReport,
 )
+from oscar_zoo.registry.changes import ErrorReport
 from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.mirror import MirrorReport
@@ -55,7 +55,6 @@ from oscar_zoo.site.status import AddedScores, StatusReport
 from oscar_zoo.verb import schema_of
 
 HERE = Path(__file__).resolve().parent
-PARTS = HERE / "parts.json"
 WIDTH = 100
 """Columns of a line, as far as one value fits."""
 WRITTEN_IN_FULL: tuple[type[BaseModel], ...] = (
@@ -90,13 +89,13 @@ class _Plain(GenerateJsonSchema):
 
 
 def files() -> list[Path]:
-    """The schemas of outputs, and the shared definitions."""
-    return sorted(HERE.glob("*.json"))
+    """The schemas of outputs."""
+    return [HERE / f"{name}.json" for name in sorted(GENERATED)]
 
 
 def definitions() -> dict[str, Any]:
     """Every shared definition by its name."""
-    found: dict[str, Any] = json.loads(PARTS.read_bytes())["$defs"]
+    found: dict[str, Any] = {}
     for model in (*WRITTEN_IN_FULL, ReportData):
         blocks = model.model_json_schema(by_alias=True, schema_generator=_Plain)
         inner = blocks.pop("$defs", {})
@@ -142,6 +141,7 @@ def text(value: Any, indent: int = 0, before: int = 0) -> str:
 
 
 GENERATED: dict[str, tuple[str, type]] = {
+    "error-1": ("An error", ErrorReport),
     "compute-1": ("A computed artifact", ComputeResult),
     "fit-1": ("A fitted artifact", FitResult),
     "merge-1": ("Merged moments", MergeResult),
@@ -182,18 +182,15 @@ GENERATED: dict[str, tuple[str, type]] = {
     "serve-command-1": ("The command of a server", ServeCommand),
     "stop-1": ("A stopped server", StopReport),
 }
-"""Outputs whose schema is made of the outcome of their verb: nobody writes them by hand."""
+"""The type that each schema is made of: nobody writes one by hand."""
 
 
 def made(file: Path, shared: dict[str, Any]) -> str:
-    """What `file` has to hold, from what it holds."""
-    if file.stem in GENERATED:
-        title, outcome = GENERATED[file.stem]
-        head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
-        written = json.dumps(head | schema_of(outcome)).replace('"x-ref": "', '"$ref": "#/$defs/')
-        return text(complete(json.loads(written), shared)) + "\n"
-    schema = json.loads(file.read_bytes())
-    return text(schema if file == PARTS else complete(schema, shared)) + "\n"
+    """What `file` has to hold."""
+    title, outcome = GENERATED[file.stem]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+    written = json.dumps(head | schema_of(outcome)).replace('"x-ref": "', '"$ref": "#/$defs/')
+    return text(complete(json.loads(written), shared)) + "\n"
 
 
 def _described(block: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,10 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, InstanceOf, PlainSerializer, ValidationError
+from typing_extensions import TypedDict
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest, sha256_hex
@@ -476,6 +477,15 @@ class ErrorFacts:
     ]
     message: Annotated[str, says("The cause, in a sentence for people.")]
     hint: Annotated[str | None, says("What to do next, for people; null where nobody can say.")]
+
+
+class ErrorReport(TypedDict):
+    """What every command prints with --json when it fails as a whole. The exit code says the kind:
+    2 usage, 3 not found, 4 integrity, 5 network, 6 access, 7 conflict, 8 disk, 130 interrupted, 143
+    terminated, 1 any other."""
+
+    schema: Literal["oscar-zoo.error/1"]
+    error: ErrorFacts
 
 
 def facts_of(errors: Sequence[OscarZooError]) -> list[ErrorFacts]:
