@@ -219,6 +219,7 @@ def test_files_that_are_links_come_with_the_command_that_copies_them(
     cli: Cli, artifact: Path, tmp_path: Path
 ) -> None:
     """As in the cache of a hub's client; one link among files, and a folder of links alone."""
+    pytest.importorskip("torch", reason="eval says first that it needs torch")
     for number, names in enumerate(([K_NAME], [file.name for file in artifact.iterdir()])):
         linked = tmp_path / f"linked {number}"
         shutil.copytree(artifact, linked)
