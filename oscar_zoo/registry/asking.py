@@ -164,7 +164,7 @@ def _missing(error: OscarZooError, job: PullJob) -> OscarZooError:
         return error
     there = sorted({record.id.reference for record in job.store.installed()})
     more = f", ... ({len(there)} in all)" if len(there) > _SHOWN else ""
-    here = f"installed: {', '.join(there[:_SHOWN])}{more}" if there else "nothing is installed yet"
+    here = f"installed: {', '.join(there[:_SHOWN])}{more}" if there else "no rotation is here yet"
     if job.offline:
         error.advice = "; ".join(filter(None, (error.advice, here)))
         return error

@@ -285,7 +285,7 @@ def test_an_error_without_a_network_says_what_is_not_here_and_what_is(
         return caught.value
 
     empty = failure("Qwen3-32B", own, dead)
-    assert isinstance(empty, NetworkError) and "nothing is installed yet" in str(empty.hint)
+    assert isinstance(empty, NetworkError) and "no rotation is here yet" in str(empty.hint)
     assert empty.message.startswith("Qwen3-32B is not on this machine")
     assert str(own.root) not in empty.message
     pull(NAME, hub, store)
