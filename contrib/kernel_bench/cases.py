@@ -104,7 +104,7 @@ def write_layer(heads: Heads, lengths: list[int], new: int) -> WriteLayer:
         query,
         torch.empty_like(query),
         _cache(heads, slots, requests),
-        Transforms(_rotation(k_dim), _rotation(k_dim), _rotation(v_dim), _rotation(v_dim)),
+        Transforms(*map(_rotation, (k_dim, k_dim, v_dim, v_dim)), k_feedback=feedback(heads)),
         TokenTargets(
             1 + torch.randperm(slots - 1, device=DEVICE)[:tokens],
             1 + request,
@@ -113,6 +113,15 @@ def write_layer(heads: Heads, lengths: list[int], new: int) -> WriteLayer:
         ),
         _windows(requests),
     )
+
+
+def feedback(heads: Heads) -> Tensor | None:
+    """Weights as large as those of real models, where keys are rounded with them."""
+    if not heads.feedback:
+        return None
+    dim = heads.k_spec.head_dim
+    weights = 0.1 * torch.randn(heads.num_kv_heads, dim, dim, device=DEVICE)
+    return weights.triu(1).half()
 
 
 def attention_layers(

@@ -134,7 +134,12 @@ def writing(heads: Heads, op: Callable[..., Any] = write.write_kv_int2) -> None:
         seen.append((_codes(heads, cache.codes), cache.ring_v, query))
     (codes, *rows), (want_codes, *want_rows) = seen
     few = TIES * max(heads.k_spec.levels, heads.v_spec.levels) / LEVELS * layer.key.numel() + 10
-    for side, got, want in zip("KV", codes, want_codes, strict=True):
+    if heads.feedback:  # a tie changes the rest of its row
+        got, want = codes[0], want_codes[0]
+        same = (got == want).all(-1).float().mean()
+        assert same > 0.98, f"{1 - same:.1%} of the rows of K differ"
+        codes, want_codes = codes[1:], want_codes[1:]
+    for side, got, want in zip("KV"[-len(codes) :], codes, want_codes, strict=True):
         differ = (got - want).abs()
         assert differ.max() <= 1 and differ.count_nonzero() <= few, (
             f"{differ.count_nonzero()} codes of {side} differ"

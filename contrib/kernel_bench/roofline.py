@@ -28,6 +28,7 @@ class Heads:
         k_spec, v_spec: what a row is.
         num_kv_heads, group: KV heads, and query heads of each.
         sink, recent: positions of the windows.
+        feedback: whether keys are rounded with it.
     """
 
     k_spec: QuantSpec
@@ -36,6 +37,7 @@ class Heads:
     group: int
     sink: int = 64
     recent: int = 256
+    feedback: bool = False
 
     def with_bits(self, k_bits: int, v_bits: int) -> Heads:
         """The same heads with codes of these bits, 2 or 4."""

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     plan = ops.DRY if options.dry_run else ops.QUICK if options.quick else ops.FULL
     heads = plan.heads.of_shape(*options.heads) if options.heads else plan.heads
-    heads = heads.with_bits(*options.bits)
+    heads = replace(heads.with_bits(*options.bits), feedback=options.feedback)
     decode = options.decode or plan.decode
     plan = replace(plan, heads=heads, decode=decode, drafts=options.drafts)
     chosen = options.only or [name for name in known if not (options.quick and name == "baseline")]
@@ -79,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     rows = _rows(runs, failed)
     given = [f"K{k} V{v}" for k, v in [options.bits] if (k, v) != (2, 2)]
+    if options.feedback:
+        given.append("feedback")
     if options.heads:
         given.append(" x ".join(map(str, options.heads)))
     if given:
@@ -153,6 +155,9 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="drafts of each request that decode verifies too, beside plain steps",
+    )
+    parser.add_argument(
+        "--feedback", action="store_true", help="keys are rounded with feedback when written"
     )
     parser.add_argument(
         "--variants", action="store_true", help="what the tables leave open: bench/variants.py"

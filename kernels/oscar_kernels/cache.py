@@ -158,8 +158,8 @@ class TokenTargets:
 
 @dataclass(frozen=True, eq=False)
 class Transforms:
-    """The transform pairs of one layer, float32; a leading dimension of 1 is shared by all heads,
-    else `H`.
+    """The transform pairs of one layer, float32 but for the feedback; a leading dimension of 1 is
+    shared by all heads, else `H`.
 
     The tensors must not change once they are in use: kernels keep what they compute from them.
 
@@ -170,6 +170,8 @@ class Transforms:
         k_forward, q_partner: `[1 | H, Dk, Dk]`.
         v_forward, o_partner: `[1 | H, Dv, Dv]`.
         k_mean: `[1 | H, Dk]`, or `None`.
+        k_feedback: `[H, Dk, Dk]` float16, how keys are rounded (`quantizer.quantize_codes`); `None`
+            to the nearest code.
     """
 
     k_forward: Tensor
@@ -177,6 +179,7 @@ class Transforms:
     v_forward: Tensor
     o_partner: Tensor
     k_mean: Tensor | None = None
+    k_feedback: Tensor | None = None
 
 
 def allocate(

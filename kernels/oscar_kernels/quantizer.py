@@ -7,7 +7,8 @@ from the float32 scale and offset, before these are rounded for storage.
 Source: asymmetric INT2 with order-statistic clip of OSCAR (arXiv 2605.17757); codes of 4 bits
 follow the same rules with 16 levels. We store
 `offset = min` in place of a zero point: same values, but a zero point in float16 overflows on
-constant rows.
+constant rows. Feedback carries the error of a channel on as GPTQ does (arXiv 2210.17323), which is
+Babai's nearest plane algorithm.
 """
 
 from __future__ import annotations
@@ -58,26 +59,76 @@ def affine_parameters(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
     return (high - low).clamp_min(MIN_RANGE) / (spec.levels - 1), low
 
 
-def quantize_codes(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
+def rounding_order(head_dim: int) -> tuple[int, ...]:
+    """The channels of a row in the order in which feedback carries errors on: byte by byte of codes
+    of 2 bits."""
+    quarter = head_dim // 4
+    return tuple(byte + part * quarter for byte in range(quarter) for part in range(4))
+
+
+def quantize_codes(
+    x: Tensor, spec: QuantSpec, feedback: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Clip and quantize rows.
 
+    With `feedback` W, a channel makes up for the errors of those before it. In the order of
+    `rounding_order`, with the row y before its clip, its code is the one nearest to
+    `t_i = y_i + sum_{j<i} r_j W_ji`, and `r_i = code * scale + offset - t_i`.
+
     Args:
-        x: `[..., head_dim]`, any float dtype, already transformed. Not modified.
+        x: `[..., head_dim]`, any float dtype, already transformed; `[..., heads, T, head_dim]` with
+            feedback. Not modified.
+        feedback: `[heads, head_dim, head_dim]` float16, of which only the part above the diagonal
+            is read. `None` rounds to nearest.
 
     Returns:
         `codes` `[..., head_dim]` uint8 in `0 .. levels - 1`, and `affine`
         `[..., num_groups, 2]` (scale, offset) in the storage dtype; magnitudes beyond float16
         saturate.
     """
-    x = clip_rows(x, spec)
-    scale, offset = affine_parameters(x, spec)
-    groups = x.unflatten(-1, (spec.num_groups, spec.group_size))
-    steps = (groups - offset[..., None]) / scale[..., None]
-    codes = torch.floor(steps + 0.5).clamp(0, spec.levels - 1)
+    clipped = clip_rows(x, spec)
+    scale, offset = affine_parameters(clipped, spec)
+    if feedback is None:
+        groups = clipped.unflatten(-1, (spec.num_groups, spec.group_size))
+        steps = (groups - offset[..., None]) / scale[..., None]
+        codes = torch.floor(steps + 0.5).clamp(0, spec.levels - 1).flatten(-2)
+    else:
+        codes = _carried_on(x.float(), scale, offset, spec, feedback.float())
     dtype = SCALE_DTYPES[spec.scale_dtype]
     largest = torch.finfo(dtype).max
     affine = torch.stack([scale, offset], -1).clamp(-largest, largest).to(dtype)
-    return codes.flatten(-2).to(torch.uint8), affine
+    return codes.to(torch.uint8), affine
+
+
+BLOCK = 16
+"""Channels behind which errors are carried on to all others by one product."""
+
+
+def _carried_on(
+    x: Tensor, scale: Tensor, offset: Tensor, spec: QuantSpec, feedback: Tensor
+) -> Tensor:
+    """Codes with feedback, `[..., heads, T, head_dim]` float32."""
+    order = rounding_order(spec.head_dim)
+    target = x[..., list(order)].movedim(-1, 0).contiguous()  # a channel after the other
+    scales, offsets = (one.movedim(-1, 0) for one in (scale, offset))
+    errors, codes = torch.empty_like(target), torch.empty_like(target)
+    # `[d, d, .., heads, 1]`, so that one row goes with the targets of many channels
+    weights = feedback.movedim(0, -1)[..., None]
+    weights = weights.reshape(*weights.shape[:2], *(1,) * (target.dim() - 3), *weights.shape[2:])
+    for first in range(0, spec.head_dim, BLOCK):
+        last = min(first + BLOCK, spec.head_dim)
+        for at in range(first, last):
+            group = order[at] // spec.group_size
+            place = (target[at] - offsets[group]) / scales[group]
+            codes[order[at]] = code = torch.floor(place + 0.5).clamp_(0, spec.levels - 1)
+            errors[at] = error = code * scales[group] + offsets[group] - target[at]
+            target[at + 1 : last].addcmul_(error, weights[at, at + 1 : last])
+        if last < spec.head_dim:
+            carried = torch.einsum(
+                "j...ht,hji->i...ht", errors[first:last], feedback[:, first:last, last:]
+            )
+            target[last:] += carried
+    return codes.movedim(0, -1)
 
 
 def dequantize_codes(codes: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
@@ -110,10 +161,10 @@ def unpack(packed: Tensor, bits: int = BITS) -> Tensor:
     return torch.stack(quarters, dim=-2).flatten(-3)
 
 
-def quantize(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor, spec: QuantSpec, feedback: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows to storage: `packed` `[..., code_bytes]` uint8, `affine` `[..., num_groups, 2]`. See
     `quantize_codes`."""
-    codes, affine = quantize_codes(x, spec)
+    codes, affine = quantize_codes(x, spec, feedback)
     return pack(codes, spec.bits), affine
 
 
@@ -122,8 +173,8 @@ def dequantize(packed: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
     return dequantize_codes(unpack(packed, spec.bits), affine, spec)
 
 
-def fake_quantize(x: Tensor, spec: QuantSpec) -> Tensor:
+def fake_quantize(x: Tensor, spec: QuantSpec, feedback: Tensor | None = None) -> Tensor:
     """What a row becomes when it goes through the cache: `dequantize(quantize(x))`, float32, same
     shape."""
-    codes, affine = quantize_codes(x, spec)
+    codes, affine = quantize_codes(x, spec, feedback)
     return dequantize_codes(codes, affine, spec)

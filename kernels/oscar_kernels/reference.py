@@ -57,7 +57,7 @@ def write_kv_int2(
     k_rows = transform_rows(key, transforms.k_forward, transforms.k_mean)
     v_rows = transform_rows(value, transforms.v_forward)
     if parts != "windows":
-        _write_slots(k_rows, v_rows, cache, targets)
+        _write_slots(k_rows, v_rows, cache, targets, transforms.k_feedback)
     if parts != "slots":
         _write_windows(k_rows, v_rows, cache, targets, windows)
     if rows_out is not None:
@@ -77,8 +77,15 @@ def transform_rows(x: Tensor, matrix: Tensor, mean: Tensor | None = None) -> Ten
     return torch.einsum("thd,hde->the", centred, matrix.repeat_interleave(group, 0))
 
 
-def _write_slots(k_rows: Tensor, v_rows: Tensor, cache: LayerCache, targets: TokenTargets) -> None:
-    k_codes, k_affine = quantizer.quantize(k_rows, cache.k_spec)
+def _write_slots(
+    k_rows: Tensor,
+    v_rows: Tensor,
+    cache: LayerCache,
+    targets: TokenTargets,
+    feedback: Tensor | None,
+) -> None:
+    by_head = quantizer.quantize(k_rows.transpose(0, 1), cache.k_spec, feedback)
+    k_codes, k_affine = (one.transpose(0, 1) for one in by_head)
     v_codes, v_affine = quantizer.quantize(v_rows, cache.v_spec)
     slots = targets.out_loc.long()
     cache.codes[slots] = torch.cat([k_codes, v_codes], -1)

@@ -2,6 +2,7 @@
 
 Identifiers: quantizer `asym-minmax-u2/1` where every code has 2 bits, `asym-minmax-u24/1` where a
 side of a layer has 2 or 4, and clip `absrank-floor/1`. A change of any code needs a new identifier.
+Keys may be rounded with feedback instead of to the nearest code; a rotation file has its weights.
 
 Order of the codes of a row in its bytes, with `q = head_dim // 4`:
 

@@ -30,6 +30,8 @@ from oscar_zoo.artifact.outcome import Grade, State, reject
 FP64_LIMIT = 2e-7
 FP32_LIMIT = 5e-6
 CONDITION_LIMIT = 1e3
+FEEDBACK_LIMIT = 1e3
+"""Of a weight of feedback; those of real models are below 3."""
 EIGENVALUE_NOISE = 1e-6
 SAME_MATRIX = 1e-4
 LOCALISATION = {"k": 2.0, "v": 1.15}
@@ -83,6 +85,16 @@ def numeric(rotations: RotationSet) -> tuple[Finding, Grade]:
         if errors is None:
             message = f"layer {layer.layer_id} has NaN or infinite values"
             reject("not_finite", message, layer=layer.layer_id)
+        weight = 0.0 if layer.feedback is None else float(np.abs(layer.feedback).max())
+        if weight > FEEDBACK_LIMIT:
+            message = f"the feedback of layer {layer.layer_id} has a weight of {weight:.1e}"
+            reject(
+                "feedback.range",
+                message,
+                layer=layer.layer_id,
+                measured=weight,
+                limit=FEEDBACK_LIMIT,
+            )
         largest = float(errors.max())
         if largest > FP32_LIMIT:
             word = "is not orthogonal" if rotations.orthogonal else "and its partner are no inverse"

@@ -40,13 +40,26 @@ class LayerTransform:
     """The transform of one layer, float32. `forward` is `[d, d]`, or `[num_kv_heads, d, d]` when
     grouped by KV head; `partner` its inverse transpose, the same object when orthogonal; `mean` is
     subtracted from keys, `[d]` or `[num_kv_heads, d]`, and `eigenvalues` ascend, of the same
-    shape."""
+    shape. `feedback` is how the rounding of a channel of a key makes up for the channels before it:
+    `[num_kv_heads, d (d - 1) / 2]`, the part above the diagonal, row by row, of what
+    `oscar_kernels.quantizer` takes; `None` rounds to nearest."""
 
     layer_id: int
     forward: Array
     partner: Array
     mean: Array | None = None
     eigenvalues: Array | None = None
+    feedback: Array | None = None
+
+    @property
+    def feedback_matrix(self) -> NDArray[np.float16] | None:
+        """`[num_kv_heads, d, d]`, zero on and below the diagonal."""
+        if self.feedback is None:
+            return None
+        d = self.forward.shape[-1]
+        matrix = np.zeros((len(self.feedback), d, d), dtype=np.float16)
+        matrix[:, *np.triu_indices(d, 1)] = self.feedback
+        return matrix
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,8 @@ class RotationSet:
             needs.add("k_mean")
         if not self.orthogonal:
             needs.add("k_partner" if self.declared_role == "k" else "v_partner")
+        if self.layers[0].feedback is not None:
+            needs.add("k_feedback")
         return tuple(sorted(needs))
 
     def require_geometry(self, role: Role, geometry: Geometry, model_name: str) -> None:

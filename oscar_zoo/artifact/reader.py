@@ -247,7 +247,9 @@ class _Builder:
         required = {"layer_id", "rotation"} | ({partner_name} if partner_name else set())
         required |= {"k_mean"} if self.centered else set()
         required |= {"eigenvalues"} if self.version == 3 else set()
-        self.keys(entry, required, {"eigenvalues"}, f"layer {key}")
+        of_keys = self.version == 3 and self.role == "k" and self.grouping == "kv_head"
+        optional = {"eigenvalues"} | ({"k_feedback"} if of_keys else set())
+        self.keys(entry, required, optional, f"layer {key}")
         if type(entry["layer_id"]) is not int or entry["layer_id"] != key:
             self.bad("layers.id", f"layer {key} calls itself {ascii(entry['layer_id'])[:40]}")
         forward = self.tensor(entry, "rotation", key, None)
@@ -259,7 +261,11 @@ class _Builder:
             eigenvalues = self.tensor(entry, "eigenvalues", key, rows)
         elif self.version != 3 and "eigenvalues" in entry:
             self.bad("schema.type", f"the eigenvalues of layer {key} are not a tensor")
-        return LayerTransform(key, forward, partner, mean, eigenvalues)
+        feedback = None
+        if "k_feedback" in entry:
+            pairs = shape[-1] * (shape[-1] - 1) // 2
+            feedback = self.tensor(entry, "k_feedback", key, (*shape[:-2], pairs))
+        return LayerTransform(key, forward, partner, mean, eigenvalues, feedback)
 
     def is_square(self, shape: tuple[int, ...]) -> bool:
         """Whether a matrix for every head, or for all of them, has this shape."""
@@ -309,6 +315,8 @@ class _Builder:
                 self.bad("layers.shape", f"{message}, layer {first.layer_id} {shape}")
             if (layer.eigenvalues is None) != (first.eigenvalues is None):
                 self.bad("layers.eigenvalues", "some layers have eigenvalues and some have none")
+            if (layer.feedback is None) != (first.feedback is None):
+                self.bad("layers.feedback", "some layers have feedback and some have none")
 
     def calibration(self) -> dict[str, CalibrationValue]:
         block = self.top.get("calibration", {})

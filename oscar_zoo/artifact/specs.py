@@ -35,12 +35,13 @@ ModelId = Annotated[str, Field(pattern=rf"^{_PART}(?:/{_PART})?$")]
 """The id of a model as hubs have it. No letter of it looks like another one."""
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
-Capability = Literal["per_head", "k_partner", "v_partner", "k_mean", "grouped"]
+Capability = Literal["per_head", "k_partner", "v_partner", "k_mean", "k_feedback", "grouped"]
 """What an engine must do beside a matrix per layer.
 
 `k_mean` is a mean that is subtracted from keys. An engine that serves a model with learned sinks or
 a soft cap must add `scaling * q . mean` to its logits again, in every part of its cache, or refuse
-the pair.
+the pair. With `k_feedback` the rounding of a channel of a key makes up for the errors of channels
+before it (`oscar_kernels.quantizer`).
 """
 StatisticName = Literal["qq", "kk", "sst", "oo", "vv", "wo"]
 """Matrices of the statistics fingerprint."""

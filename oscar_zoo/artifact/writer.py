@@ -81,6 +81,8 @@ def _layer(layer: LayerTransform, rotations: RotationSet) -> dict[str, Any]:
         entry["eigenvalues"] = layer.eigenvalues
     elif rotations.format_version == 3:
         entry["eigenvalues"] = None
+    if layer.feedback is not None:
+        entry["k_feedback"] = layer.feedback
     return entry
 
 

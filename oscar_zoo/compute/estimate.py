@@ -141,7 +141,7 @@ def estimate(job: Job, model: ModelConfig) -> Estimate | None:
     if job.auto:
         passes = FAST_PASSES if job.fast else MEASURED_PASSES
         cost |= {name: job.heldout_tokens * times * simulated for name, times in passes.items()}
-    wish = job.wish or (INSTEAD[0] if may_raise(job) else None)
+    wish = job.wish or (INSTEAD if may_raise(job) else None)
     if wish is not None:
         # A raise in one layer needs only the layers from there on, on average half of them.
         raises = len(block.attention_layers) if wish.measures else 0

@@ -72,7 +72,6 @@ from oscar_zoo.compute.options import (
     ENOUGH_TOKENS,
     INSTEAD,
     Job,
-    WidthWish,
     bits_of,
     load,
     read_data,
@@ -81,6 +80,7 @@ from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.report.build import report_of, save_report
 from oscar_zoo.compute.select.choose import choose, failure, refuse_poor
 from oscar_zoo.compute.select.decision import Choice, WidthChoice
+from oscar_zoo.compute.select.rule import worst
 from oscar_zoo.compute.select.widths import choose_widths
 from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists
 from oscar_zoo.evaluate.shared import Progress
@@ -277,13 +277,7 @@ def _notes(
             if gate.result != "pass"
         ]
         notes += [f"{choice.base.remark}."] if choice.base and choice.base.remark else []
-        notes += [choice.worth_more_bits] if choice.worth_more_bits else []
-        if choice.instead is not None:
-            bits = bits_of(choice.recipe, block)
-            notes.append(
-                f"codes of 2 bits: the best fit {choice.instead}. So this artifact has {bits:.2f}"
-                " bits an element; --bits 2 --allow-poor keeps 2 bits."
-            )
+        notes += _about_bits(choice, block)
         notes += [
             f"{name} was left out: {why_not.removesuffix('.')}."
             for name, why_not in choice.refused.items()
@@ -291,6 +285,21 @@ def _notes(
     if not method.needs:
         notes.append(f"{method.name} uses no data: the file was only counted for the tag.")
     return notes + _about_tokens(data, needed=bool(method.needs))
+
+
+def _about_bits(choice: Choice, block: ModelBlock) -> list[str]:
+    """What codes of 2 bits cost where they do not pass the gates, and what was done about it."""
+    cost = choice.two_bits
+    if cost is None or (choice.widths is not None and not choice.raised):
+        return []
+    two = bits_of(choice.recipe.with_widths(None), block)
+    if not choice.raised:
+        return [f"codes of 2 bits {cost}: --bits auto finds the fewest bits that pass the gates."]
+    bits = bits_of(choice.recipe, block)
+    return [
+        f"{bits:.2f} bits an element were chosen, because codes of 2 bits ({two:.2f}) {cost};"
+        f" the same memory holds {1 - two / bits:.0%} fewer tokens than with 2 bits."
+    ]
 
 
 def _about_tokens(data: CalibrationData, *, needed: bool) -> list[str]:
@@ -383,30 +392,30 @@ def _choose(
     )
     kept = choice.trials[choice.at]
     gates = () if choice.base is None else kept.gates(choice.base)
-    failed = failure(gates)
-    wishes: tuple[WidthWish, ...] = () if job.wish is None else (job.wish,)
-    if job.wish is None and failed is not None and not job.allow_poor:
-        wishes = INSTEAD
+    wish = job.wish
+    if (
+        wish is None
+        and not job.allow_poor
+        and (worst(gates) != "pass" if job.raises else failure(gates))
+    ):
+        wish = INSTEAD
     widths = None
-    for wish in wishes:
+    if wish is not None:
         widths = choose_widths(
             model, data.heldout, choice.result, choice.recipe, wish, known=choice, progress=progress
         )
-        if failure(widths.gates) is None:
-            break
     choice = replace(choice, exact=None)  # which takes much memory
     if widths is None:
         return choice
     if not job.allow_poor:
         if job.wish is None and not job.raises:
             step = None
-            if failure(widths.gates) is None:  # a budget by which the gates are passed
+            if worst(widths.gates) == "pass":  # a budget by which the gates are passed
                 bits = math.ceil(100 * bits_of(widths.recipe, model.block)) / 100
                 step = AddOption("--bits", f"{bits:g}")
             refuse_poor(kept.method, gates, step)
         refuse_poor(kept.method, widths.gates)
-    instead = failed if job.wish is None else None
-    return replace(choice, recipe=widths.recipe, widths=widths, instead=instead)
+    return replace(choice, recipe=widths.recipe, widths=widths, raised=job.wish is None)
 
 
 def _fits(

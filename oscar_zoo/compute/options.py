@@ -153,15 +153,13 @@ def read_data(job: Job, block: ModelBlock, tokenizer: Any) -> CalibrationData:
 
 ALL_TWO, ALL_FOUR = 2.0, 4.0
 """These two are no budgets: they mean codes of 2 or of 4 bits everywhere, whatever scales add."""
-AUTO_BITS, AUTO_LOSS = 3.25, 0.2
-"""`auto` takes at most these bits, and the fewest within this rise of perplexity in percent."""
 
 
 @dataclass(frozen=True)
 class WidthWish:
     """At most so many average bits of an element, scales and offsets included (`ALL_FOUR` gives all
     codes 4 bits); or the fewest bits with at most this rise of perplexity over BF16, in percent; or
-    the fewest within `AUTO_LOSS` and without loss of recall, at most `AUTO_BITS`."""
+    the fewest that pass the gates of `rule`."""
 
     bits: float | None = None
     max_loss: float | None = None
@@ -180,8 +178,8 @@ class WidthWish:
         return "--bits auto" if self.auto else f"--bits {self.bits:g}"
 
 
-INSTEAD: tuple[WidthWish, ...] = (WidthWish(auto=True), WidthWish(bits=ALL_FOUR))
-"""What is tried, in this order, where nobody asked for 2 bits and they fail their gates."""
+INSTEAD = WidthWish(auto=True)
+"""What is tried where codes of 2 bits do not pass their gates and nobody asked for them."""
 
 
 def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> WidthWish | None:

@@ -92,9 +92,9 @@ class ComputeParams:
             "2 or 4: all codes have so many bits. Another number is a budget: at most so many bits"
             " for a stored element on average, its share of scales and offsets included, spent on"
             " codes of 4 bits where they gain most (in groups of 128, codes of 2 bits cost 2.25 and"
-            " codes of 4 bits 4.25). auto: the smallest budget up to 3.25 that keeps the model's"
-            " recall and 0.2 % of perplexity. [default: 2 where that passes the quality gates, else"
-            " auto, else 4]",
+            " codes of 4 bits 4.25). auto: the fewest bits that lose at most 2 points of recall and"
+            " 0.5 % of perplexity. [default: auto, and a --method that is named has codes of 2"
+            " bits]",
             "BITS",
             read="oscar_zoo.cli.options:parse_bits",
         ),

@@ -191,12 +191,13 @@ class CacheSpec:
 @dataclass(frozen=True)
 class Side:
     """One side of one layer, in float32. Matrices are `[d, d]` or `[num_kv_heads, d, d]`; the mean
-    is `[1 or num_kv_heads, 1, d]`."""
+    is `[1 or num_kv_heads, 1, d]`; the feedback `[num_kv_heads, d, d]` float16."""
 
     forward: Tensor | None
     partner: Tensor | None
     mean: Tensor | None
     spec: QuantSpec
+    feedback: Tensor | None = None
 
     def rows(self, x: Tensor) -> Tensor:
         """Cached rows `[.., num_kv_heads, T, d]` in the transformed basis, float32."""
@@ -205,7 +206,7 @@ class Side:
 
     def stored(self, rows: Tensor) -> Tensor:
         """What a query reads of `rows` outside the windows, float32."""
-        return fake_quantize(rows, self.spec)
+        return fake_quantize(rows, self.spec, self.feedback)
 
     def restored(self, rows: Tensor) -> Tensor:
         """Inverse of `rows`: back to the model's own basis, mean included."""
@@ -324,4 +325,11 @@ def cache_side(
         return torch.tensor(array, dtype=torch.float32, device=device)
 
     mean = None if layer.mean is None else tensor(layer.mean).reshape(-1, 1, spec.head_dim)
-    return Side(tensor(layer.forward), tensor(layer.partner), mean, spec)
+    feedback = layer.feedback_matrix
+    return Side(
+        tensor(layer.forward),
+        tensor(layer.partner),
+        mean,
+        spec,
+        None if feedback is None else torch.from_numpy(feedback).to(device),
+    )

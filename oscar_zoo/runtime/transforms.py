@@ -1,6 +1,6 @@
 """The transforms of one worker as tensors, as `oscar_kernels.cache.Transforms` defines them.
 
-They stay float32, because a bfloat16 copy of a rotation misses orthogonality by 2e-3.
+Matrices stay float32, because a bfloat16 copy of a rotation misses orthogonality by 2e-3.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from oscar_kernels.cache import Transforms
-from oscar_zoo.artifact.formats import Array, LayerTransform, RotationSet
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.errors import GeometryMismatch, VerificationFailed
 
 IDENTITY_LIMIT = 1e-5
 """Largest |forward @ partner.T - I| in float64."""
 
-_Side: TypeAlias = tuple[Tensor, Tensor, Tensor | None]
-"""Forward, partner and mean of K or of V."""
+_Side: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""Forward, partner, mean and feedback of K or of V."""
 
 
 @dataclass(frozen=True)
 class TransformTable:
-    """Transforms of the attention layers of one worker, by local layer index, float32."""
+    """Transforms of the attention layers of one worker, by local layer index; the feedback is
+    float16, all else float32."""
 
     # What the ops take. Where a pair is orthogonal, both of its fields are one tensor, so no caller
     # can forget the partner.
@@ -34,8 +36,7 @@ class TransformTable:
 
     @property
     def nbytes(self) -> int:
-        fields = ("k_forward", "q_partner", "v_forward", "o_partner", "k_mean")
-        tensors = (getattr(layer, name) for layer in self.layers for name in fields)
+        tensors = (tensor for layer in self.layers for tensor in vars(layer).values())
         return sum({id(x): x.nbytes for x in tensors if x is not None}.values())
 
     @property
@@ -59,15 +60,15 @@ class TransformTable:
         keys, values = (
             _side(side, name, layer_ids, kv_heads, device) for side, name in ((k, "K"), (v, "V"))
         )
-        if any(mean is not None for _, _, mean in values):
+        if any(mean is not None for _, _, mean, _ in values):
             raise ValueError(
                 "values with a mean are not served: the weights of a softmax add up to 1 only over"
                 " all tiers"
             )
         return cls(
             tuple(
-                Transforms(k_forward, q_partner, v_forward, o_partner, k_mean)
-                for (k_forward, q_partner, k_mean), (v_forward, o_partner, _) in zip(
+                Transforms(k_forward, q_partner, v_forward, o_partner, k_mean, feedback)
+                for (k_forward, q_partner, k_mean, feedback), (v_forward, o_partner, *_) in zip(
                     keys, values, strict=True
                 )
             )
@@ -80,6 +81,7 @@ def transform_bytes(k: RotationSet, v: RotationSet, num_layers: int, num_kv_head
         d, heads = side.head_dim, 1 if side.grouping == "layer" else num_kv_heads
         per_head = d * d * (1 if side.orthogonal else 2) + (d if side.centered else 0)
         total += 4 * num_layers * heads * per_head
+        total += 2 * num_layers * heads * d * d if "k_feedback" in side.requires else 0
     return total
 
 
@@ -120,10 +122,12 @@ def _check_identity(layer: LayerTransform, name: str) -> None:
 def _pair(
     layer: LayerTransform, per_head: bool, kv_heads: range, device: str | torch.device
 ) -> _Side:
-    def tensor(array: Array) -> Tensor:
+    def tensor(array: NDArray[np.floating]) -> Tensor:
         own = array[kv_heads.start : kv_heads.stop] if per_head else array[None]
-        return torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)).to(device)
+        return torch.from_numpy(np.ascontiguousarray(own)).to(device)
 
     forward = tensor(layer.forward)
     partner = forward if layer.partner is layer.forward else tensor(layer.partner)
-    return forward, partner, None if layer.mean is None else tensor(layer.mean)
+    more = (layer.mean, layer.feedback_matrix)
+    mean, feedback = (None if one is None else tensor(one) for one in more)
+    return forward, partner, mean, feedback

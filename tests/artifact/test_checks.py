@@ -176,3 +176,12 @@ def test_blas_has_one_thread_inside_and_its_own_number_after() -> None:
         assert threads() == 2
     finally:
         set_threads(before)
+
+
+@pytest.mark.parametrize(("weight", "code"), [(2e3, "feedback.range"), (np.nan, "not_finite")])
+def test_weights_of_feedback_that_no_model_has_are_refused(weight: float, code: str) -> None:
+    good = tiny.fed_back_set()
+    checks.numeric(good)
+    feedback = np.array(good.layers[-1].feedback)
+    feedback[0, 3] = weight
+    assert refused(checks.numeric, tiny.change(good, feedback=feedback)).code == code

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ SETS: dict[str, Callable[[], RotationSet]] = {
     "v2": tiny.per_head_set,
     "v2-bare": lambda: without_eigenvalues(tiny.per_head_set()),
     "v3-k": tiny.partnered_set,
+    "v3-k-feedback": tiny.fed_back_set,
     "v3-v": lambda: tiny.partnered_set("v"),
     "v3-bare": lambda: without_eigenvalues(tiny.partnered_set()),
     "v3-orthogonal": lambda: replace(
@@ -122,3 +124,38 @@ def test_what_no_reader_takes_is_not_written(
 ) -> None:
     with pytest.raises(error):
         rotation_bytes(rotations)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"feedback": None}, "layers.feedback"),  # in one layer of all
+        ({"feedback": np.zeros((tiny.HEADS, 3), np.float32)}, "tensor.shape"),
+        ({"feedback": np.zeros((1, tiny.D * (tiny.D - 1) // 2), np.float32)}, "tensor.shape"),
+    ],
+)
+def test_feedback_that_does_not_fit_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MalformedFile) as caught:
+        rotation_bytes(tiny.change(tiny.fed_back_set(), **changes))
+    assert caught.value.reason == reason
+
+
+def test_only_keys_with_a_matrix_for_each_head_have_feedback() -> None:
+    feedback = tiny.fed_back_set().layers[0].feedback
+    for other in (tiny.partnered_set("v"), tiny.per_head_set(), tiny.rotation_set()):
+        layers = tuple(replace(layer, feedback=feedback) for layer in other.layers)
+        with pytest.raises(MalformedFile) as caught:
+            rotation_bytes(replace(other, layers=layers))
+        assert caught.value.reason == "schema.unknown_key"
+
+
+def test_feedback_is_the_part_above_the_diagonal_and_asks_for_an_engine_that_has_it() -> None:
+    made = tiny.fed_back_set()
+    matrix, packed = made.layers[1].feedback_matrix, made.layers[1].feedback
+    assert matrix is not None and packed is not None
+    assert matrix.shape == (tiny.HEADS, tiny.D, tiny.D) and not np.tril(matrix).any()
+    upper = np.triu_indices(tiny.D, 1)
+    assert np.array_equal(matrix[:, *upper], packed.astype(np.float16))
+    assert matrix[1, 0, 2] == packed[1, 1].astype(np.float16)
+    assert made.requires == ("k_feedback", "k_mean", "k_partner", "per_head")
+    assert tiny.partnered_set().requires == ("k_mean", "k_partner", "per_head")

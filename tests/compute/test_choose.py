@@ -60,20 +60,20 @@ def chosen(loaded: LoadedModel, data: CalibrationData, moments: Moments) -> Choi
         return choose(loaded, held(data, 4), fits, RECIPE)
 
 
-def test_what_more_bits_would_buy_is_said_where_2_lose_much(chosen: Choice) -> None:
+def test_what_2_bits_cost_is_said_where_they_do_not_pass_the_gates(chosen: Choice) -> None:
     assert chosen.base is not None and chosen.base.recall is not None
     own, answers = chosen.base.perplexity, chosen.base.recall
     exact = replace(chosen.trials[chosen.at], perplexity=own, recall=answers)
 
-    def said(kept: Trial) -> str:
+    def said(kept: Trial) -> str | None:
         trials = (*chosen.trials[: chosen.at], kept, *chosen.trials[chosen.at + 1 :])
-        return replace(chosen, trials=trials).worth_more_bits or ""
+        return replace(chosen, trials=trials).two_bits
 
-    assert said(exact) == ""
+    assert said(exact) is None
     worse = Measurement(own.value, tuple((loss + n / 100, n) for loss, n in own.parts))
-    assert "cost 1.01 % of perplexity: --bits auto" in said(replace(exact, perplexity=worse))
-    fewer = Measurement(0.9, ((0.9 * answers.parts[0][1], answers.parts[0][1]), *answers.parts[1:]))
-    assert "recall falls to 90.0%" in said(replace(exact, recall=fewer))
+    assert "raise perplexity by 1.01 %" in (said(replace(exact, perplexity=worse)) or "")
+    fewer = Measurement(0.5, tuple((right / 2, count) for right, count in answers.parts))
+    assert "points of recall" in (said(replace(exact, recall=fewer)) or "")
 
 
 def test_every_method_is_measured_and_the_best_with_more_clips_on_more_text(

@@ -135,7 +135,7 @@ def test_every_method_makes_an_artifact_that_verifies(name: str) -> None:
         "oscar": (1, "layer", (), "qqt_r_h_pbr"),
         "oscar-exact": (1, "layer", (), "qqt_r_h_pbr"),
         "oscar-per-head": (2, "kv_head", ("per_head",), "perhead"),
-        "wush": (3, "kv_head", ("per_head", "k_partner", "v_partner"), "wush"),
+        "wush": (3, "kv_head", ("per_head", "k_partner", "v_partner", "k_feedback"), "wush"),
     }[name]
     assert (manifest.format_version, manifest.grouping, manifest.recipe.requires) == expected[:3]
     assert f"k_rotation_{expected[3]}.pt" in files

@@ -69,7 +69,7 @@ def lost(result: FitResult, role: Role, rows: RandomRows) -> Tensor:
         [torch.from_numpy(x).double() for x in (one.forward, one.partner)] for one in side.layers
     ]
     found = [
-        tuned.loss(rows.of(role, one.layer_id), *pair, hessian, GROUP)
+        tuned.loss(rows.of(role, one.layer_id), *pair, hessian, GROUP, fed_back=role == "k")
         for one, pair, hessian in zip(side.layers, matrices, hessians, strict=True)
     ]
     return torch.stack(found)

@@ -17,7 +17,6 @@ from oscar_zoo.compute.job import compute_artifact
 from oscar_zoo.compute.options import Job
 from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.select import rule
-from oscar_zoo.compute.select.rule import recalls_as_much
 from oscar_zoo.compute.select.widths import Curve, Slot
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.measure import Measurement
@@ -153,8 +152,8 @@ def test_bits_that_cannot_be_had_are_refused(
 @pytest.fixture
 def strict_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes of 2 bits of the example model fail the gate of perplexity, those of 4 bits pass."""
-    monkeypatch.setattr(rule, "PERPLEXITY_PASS", 0.1)
-    monkeypatch.setattr(rule, "PERPLEXITY_FAIL", 0.1)
+    monkeypatch.setattr(rule, "PERPLEXITY_PASS", 0.25)
+    monkeypatch.setattr(rule, "PERPLEXITY_FAIL", 0.25)
 
 
 def chosen_freely(target: Path, **changes: object) -> Job:
@@ -175,17 +174,16 @@ def chosen_freely(target: Path, **changes: object) -> Job:
 def test_layers_get_more_bits_where_2_fail_and_nobody_asked_for_them(
     strict_gates: None, tmp_path: Path
 ) -> None:
-    """`auto` takes 3.25 bits at most, which is not enough here: the last step is 4 bits."""
     wanted = chosen_freely(tmp_path / "a", bits=None)
     told: list[str] = []
     found = compute_artifact(wanted, progress=lambda *news: told.append(news[2]))
-    assert found.choice is not None
+    assert found.choice is not None and found.choice.raised
     assert {phase.name for phase in expected_phases(wanted)} >= set(told)
-    assert set(found.manifest.recipe.widths.k.bits) == {4}  # type: ignore[union-attr]
-    assert [gate.result for gate in found.choice.gates if gate.name.startswith("perp")] == ["pass"]
     assert found.choice.chosen.gate == "fail" and found.choice.served.gate == "pass"
-    (note,) = (note for note in found.notes if "--bits 2 --allow-poor" in note)
-    assert "4.50 bits" in note
+    bits = found.manifest.recipe.bits_per_element
+    assert 2.5 < bits <= 4.5
+    (note,) = (note for note in found.notes if "were chosen, because codes of 2 bits" in note)
+    assert f"{bits:.2f} bits an element" in note and f"{1 - 2.5 / bits:.0%} fewer tokens" in note
     poor = compute_artifact(chosen_freely(tmp_path / "b", bits=None, allow_poor=True))
     assert poor.manifest.recipe.widths is None
 
@@ -197,7 +195,7 @@ def test_2_bits_that_were_asked_for_are_refused_with_the_budget_that_passes(
     with pytest.raises(ComputeFailed, match="raises perplexity") as caught:
         compute_artifact(wanted, progress=lambda *news: told.add(news[2]))
     assert {phase.name for phase in expected_phases(wanted)} >= told
-    assert caught.value.next_step == AddOption("--bits", "4.5")
+    assert caught.value.next_step == AddOption("--bits", "3.25")
     assert not (tmp_path / "a").exists()
 
 
@@ -260,13 +258,3 @@ def test_raises_together_must_keep_half_of_what_they_promise_on_both_halves() ->
     assert curve.keeps_promise(1, measured(5, 8, 6, 9))
     assert not curve.keeps_promise(1, measured(1, 11, 2, 12))
     assert curve.keeps_promise(0, BASE)
-
-
-@pytest.mark.parametrize(
-    ("digits", "lost", "enough"), [(640, 0, True), (640, 1, True), (640, 2, False), (3000, 3, True)]
-)
-def test_recall_may_lose_one_digit_or_a_thousandth(digits: int, lost: int, enough: bool) -> None:
-    own, found = (
-        Measurement(right / digits, ((float(right), digits),)) for right in (digits, digits - lost)
-    )
-    assert recalls_as_much(found, own) is enough

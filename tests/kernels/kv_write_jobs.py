@@ -125,13 +125,23 @@ def integers(job: Job) -> Job:
     it is taken."""
     pairs = job.transforms
     matrices = {
-        f.name: (8 * getattr(pairs, f.name)).round() for f in fields(pairs) if f.name != "k_mean"
+        f.name: (8 * getattr(pairs, f.name)).round()
+        for f in fields(pairs)
+        if f.name not in ("k_mean", "k_feedback")
     }
     mean = None if pairs.k_mean is None else pairs.k_mean.round()
     inputs = {
         name: (2 * getattr(job, name)).round().clamp(-99, 99) for name in ("key", "value", "query")
     }
     return replace(job, **inputs, transforms=Transforms(**matrices, k_mean=mean))
+
+
+def fed_back(job: Job) -> Job:
+    """The same with weights of feedback that are as large as those of real models."""
+    heads, dim = job.key.shape[1:]
+    draw = torch.Generator().manual_seed(9)
+    weights = (0.1 * torch.randn(heads, dim, dim, generator=draw)).triu(1).half()
+    return replace(job, transforms=replace(job.transforms, k_feedback=weights.to(DEVICE)))
 
 
 def ties(got: LayerCache, want: LayerCache, job: Job, error: float) -> int:

@@ -12,9 +12,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_write_jobs import LONG, PLAIN, STORES, assert_same, bfloat16_job, bits, differing
+from kv_write_jobs import (
+    LONG,
+    PLAIN,
+    STORES,
+    assert_same,
+    bfloat16_job,
+    bits,
+    differing,
+    fed_back,
+    integers,
+)
 from torch import Tensor
 
+from oscar_kernels import reference
 from oscar_kernels.cache import BatchView, Transforms
 from oscar_kernels.decode_attention import cuda as decode
 from oscar_kernels.decode_attention import tuning
@@ -174,6 +185,25 @@ def test_the_kernel_for_few_rows_writes_the_same_bytes(
         few, query = job.write(cuda, parts=parts, step=True)
         many, other = job.write(cuda, parts=parts, step=False)
         assert not differing(few, many) and torch.equal(bits(query), bits(other))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("k_spec", "v_spec"), GPU_CASES + WIDE_CASES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 17, 2000])
+def test_errors_of_keys_are_carried_on_alike_by_all_kernels(
+    k_spec: QuantSpec, v_spec: QuantSpec, tokens: int
+) -> None:
+    """Sums are exact, so rows differ from the reference's only where the order in which errors are
+    added up moves a channel over a tie."""
+    job = fed_back(integers(bfloat16_job(k_spec, v_spec, tokens=tokens, **WINDOWS)))
+    want, slots = job.write(reference)[0], job.targets.out_loc.long()
+    wide = max(k_spec.head_dim, v_spec.head_dim) > 128
+    few, many = (job.write(cuda, step=wide or step)[0] for step in (True, False))
+    assert not differing(few, many)
+    for got in (few, job.write(triton_launcher)[0]):
+        assert torch.equal(got.affine[slots], want.affine[slots])
+        differ = (got.codes[slots] != want.codes[slots]).any(-1)
+        assert int(differ.sum()) <= 1 + 0.02 * differ.numel()
 
 
 @pytest.mark.gpu

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 from emulation import Emulator
-from kv_write_jobs import LONG, PLAIN, assert_same, bfloat16_job, bits, differing
+from kv_write_jobs import (
+    LONG,
+    PLAIN,
+    assert_same,
+    bfloat16_job,
+    bits,
+    differing,
+    fed_back,
+    integers,
+)
 from torch import Tensor
 
 from oscar_kernels import reference
@@ -57,7 +66,8 @@ class Emulated:
             query_out = torch.full_like(query, math.nan)
         options = {"query": query, "query_out": query_out, "rows_out": rows_out}
         assert cuda.misfit(key, value, cache, targets, **options) is None
-        variant = cuda.variant(cache, targets, self.warpgroups)
+        fed_back = rows[3].k_feedback is not None
+        variant = cuda.variant(cache, targets, self.warpgroups, feedback=fed_back)
         launch = cuda.arguments(*rows, windows, parts, *options.values(), self.blocks, self.step)
         self.runs += 1
         message = ctypes.create_string_buffer(201)
@@ -259,3 +269,40 @@ def test_a_mistake_in_a_launch_is_told(build: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda.WriteVariant, "shared_bytes", lambda *_, **__: 1024)
     with pytest.raises(AssertionError, match="address outside of shared memory"):
         bfloat16_job(*PLAIN).write(Emulated(build, step=False))
+
+
+FED_BACK = [
+    (QuantSpec(128, 128, 0.96), QuantSpec(64, 64, 0.92), {"tokens": 70, "heads": 3}),
+    (QuantSpec(128, 32, 0.96), QuantSpec(128, 128, 0.92), {"tokens": 20, "per_head": True}),
+    (QuantSpec(64, 64, 0.96), QuantSpec(64, 64, 0.92), {"tokens": 45, "mean": False}),
+    (QuantSpec(64, 32, 0.0), QuantSpec(64, 64, 0.92), {"tokens": 20, "per_head": True}),
+    (QuantSpec(64, 16, 0.96), QuantSpec(64, 64, 0.92), {"tokens": 20}),
+    (QuantSpec(128, 128, bits=4), QuantSpec(128, 128, 0.92), {"tokens": 20}),
+    (QuantSpec(64, 64, bits=4), QuantSpec(64, 64, 0.92), {"tokens": 20}),
+    (QuantSpec(256, 128, 0.96), QuantSpec(256, 256, 0.92), {"tokens": 40, "heads": 1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("k_spec", "v_spec", "options"), FED_BACK, ids=lambda x: "" if isinstance(x, dict) else str(x)
+)
+def test_the_emulated_kernel_carries_errors_of_keys_on(
+    build: Any, k_spec: QuantSpec, v_spec: QuantSpec, options: dict[str, Any]
+) -> None:
+    """Sums are exact, so rows differ only where the order in which errors are added up moves one
+    of their channels over a tie."""
+    job = fed_back(integers(bfloat16_job(k_spec, v_spec, **options)))
+    want, _ = job.write(reference)
+    wide = k_spec.head_dim > 128
+    several = [Emulated(build, step=step) for step in ((None,) if wide else (False, True))]
+    several.append(Emulated(build, 1000, 1))
+    written = [job.write(one)[0] for one in several]
+    slots = job.targets.out_loc.long()
+    for got in written:
+        assert differing(got, written[0]) == set()
+        assert torch.equal(got.affine[slots], want.affine[slots])
+        same = (got.codes[slots] == want.codes[slots]).all(-1)
+        assert float(same.float().mean()) > 0.98
+    plain, _ = replace(job, transforms=replace(job.transforms, k_feedback=None)).write(reference)
+    bytes_of_keys = code_bytes(k_spec)
+    assert not torch.equal(plain.codes[..., :bytes_of_keys], want.codes[..., :bytes_of_keys])

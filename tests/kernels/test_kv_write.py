@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from kv_write_jobs import STORES, assert_same, bits, differing, integers, make_job
+from kv_write_jobs import STORES, assert_same, bits, differing, fed_back, integers, make_job
 
 from oscar_kernels import reference
 from oscar_kernels.cache import TokenTargets
@@ -238,3 +238,44 @@ def test_a_graph_replays_with_new_tokens() -> None:
     graph.replay()
     assert not differing(cache, want)
     assert torch.equal(out, want_query)
+
+
+@pytest.mark.parametrize(
+    "k_spec",
+    [
+        QuantSpec(64, 64, 0.96),
+        QuantSpec(32, 8, 0.9),
+        QuantSpec(48, 24),
+        QuantSpec(64, 32, 0.96, bits=4),
+        QuantSpec(128, 128, 0.92),
+    ],
+)
+def test_errors_of_keys_are_carried_on(k_spec: QuantSpec) -> None:
+    """Sums are exact, so rows differ only where the order in which errors are added up moves one
+    of their channels over a tie."""
+    job = fed_back(integers(make_job(k_spec, QuantSpec(32, 32, 0.9), tokens=37)))
+    (got, _), (want, _) = job.write(launcher), job.write(reference)
+    slots = job.targets.out_loc.long()
+    assert torch.equal(got.affine[slots], want.affine[slots])
+    same = (got.codes[slots] == want.codes[slots]).all(-1)
+    assert float(same.float().mean()) > 0.98
+    plain, _ = replace(job, transforms=replace(job.transforms, k_feedback=None)).write(reference)
+    assert not torch.equal(plain.codes[slots], want.codes[slots])
+    assert differing(plain, want) == {"codes"}
+    alone, _ = job.only(slice(9, 30)).write(launcher)
+    some = slots[9:30]
+    assert torch.equal(alone.codes[some], got.codes[some])
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.zeros(1, 32, 32).half(),
+        torch.zeros(2, 32, 32),
+        torch.zeros(2, 32, 64).half()[..., ::2],
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(weights: torch.Tensor) -> None:
+    job = make_job(QuantSpec(32, 32, 0.9))
+    with pytest.raises(ValueError, match="k_feedback"):
+        replace(job, transforms=replace(job.transforms, k_feedback=weights)).write(launcher)

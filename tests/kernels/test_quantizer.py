@@ -235,3 +235,56 @@ def test_float64_arithmetic_gives_the_same_codes_up_to_ties() -> None:
     low, high = clipped.min(-1, keepdims=True), clipped.max(-1, keepdims=True)
     want = np.clip(np.floor((clipped - low) / ((high - low) / 3) + 0.5), 0, 3)
     assert int((want != codes.numpy()).sum()) <= 2  # of 512,000
+
+
+def weighted(error: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("htd,hde,hte->h", error.double(), seen, error.double())
+
+
+@pytest.mark.parametrize(
+    ("d", "group", "bits"), [(16, 8, 2), (64, 64, 2), (128, 32, 2), (128, 128, 4)]
+)
+def test_feedback_lowers_the_error_that_its_weights_see(d: int, group: int, bits: int) -> None:
+    """`seen = (I + U) D (I + U)^T` in the order of rounding, with U strictly upper, and
+    `W = (I + U)^-1`."""
+    draw = torch.Generator().manual_seed(5)
+    root = torch.randn(3, d, d, generator=draw, dtype=torch.float64) * torch.logspace(0, -1.5, d)
+    order = list(quantizer.rounding_order(d))
+    seen = root @ root.mT + 0.1 * torch.eye(d)
+    upper = torch.linalg.cholesky(seen[:, order][:, :, order].flip(-1, -2)).flip(-1, -2)
+    upper = torch.linalg.inv(upper / upper.diagonal(dim1=-2, dim2=-1)[:, None])
+    x, spec = torch.randn(3, 200, d, generator=draw), QuantSpec(d, group, bits=bits)
+    carried, nearest = (quantizer.fake_quantize(x, spec, u) - x for u in (upper.half(), None))
+    assert bool((weighted(carried, seen) < 0.8 * weighted(nearest, seen)).all())
+    assert torch.equal(
+        quantizer.quantize_codes(x, spec, upper.half())[1], quantizer.quantize_codes(x, spec)[1]
+    )
+
+
+def test_feedback_is_carried_on_channel_by_channel() -> None:
+    """Against the definition, one row and channel at a time, in float64; half a unit of a code is
+    far from any tie of these rows."""
+    d, spec = 8, QuantSpec(8, 4, 0.9)
+    draw = torch.Generator().manual_seed(1)
+    x, u = torch.randn(2, 3, d, generator=draw), torch.randn(2, d, d, generator=draw).half()
+    codes, _ = quantizer.quantize_codes(x, spec, u)
+    scale, offset = quantizer.affine_parameters(quantizer.clip_rows(x, spec), spec)
+    for head in range(2):
+        for row in range(3):
+            left: list[float] = []
+            for at, channel in enumerate(quantizer.rounding_order(d)):
+                s, o = (float(one[head, row, channel // 4]) for one in (scale, offset))
+                y = float(x[head, row, channel])
+                target = y + sum(r * float(u[head, j, at]) for j, r in enumerate(left))
+                code = min(max(math.floor((target - o) / s + 0.5), 0), 3)
+                left.append(code * s + o - target)
+                assert int(codes[head, row, channel]) == code
+
+
+def test_without_weights_feedback_rounds_to_nearest() -> None:
+    x, spec = (
+        torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(2)),
+        QuantSpec(64, 64, 0.94),
+    )
+    got = quantizer.quantize_codes(x, spec, torch.zeros(2, 64, 64).half())
+    assert all(map(torch.equal, got, quantizer.quantize_codes(x, spec)))

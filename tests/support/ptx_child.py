@@ -67,9 +67,9 @@ def _write(k: int, v: int) -> dict[str, int]:
         "RANK_V": 11, "PTX": True, "LANE_COLUMNS": 8, "RECENT": RECENT, "RING": RECENT,
         "SINK": SINK, "LARGEST": 65504.0, "MEAN": False, "SLOTS": True, "WINDOWS": True,
         "ROWS_OUT": False, "PARTS": 2, "PRECISION": "ieee", "BLOCK_M": 64, "BLOCK_K_K": 128,
-        "BLOCK_K_V": 128, "STAGES": 2,
+        "BLOCK_K_V": 128, "STAGES": 2, "FEEDBACK": False,
     }  # fmt: skip
-    kinds = POINTERS | dict.fromkeys(MATRICES, "*fp32")
+    kinds = POINTERS | dict.fromkeys(MATRICES, "*fp32") | {"feedback_ptr": "*fp16"}
     return _assembled(_write_kv_int2_kernel, constants, kinds, warps=4)
 
 

@@ -217,6 +217,14 @@ def partnered_set(side: str = "k") -> RotationSet:
     )
 
 
+def fed_back_set() -> RotationSet:
+    """`partnered_set` whose keys are rounded with feedback."""
+    weights = np.random.default_rng(6).standard_normal((HEADS, D * (D - 1) // 2))
+    made, feedback = partnered_set(), weights.astype(np.float16).astype(np.float32)
+    layers = (replace(layer, feedback=feedback + layer.layer_id) for layer in made.layers)
+    return replace(made, layers=tuple(layers))
+
+
 def change(rotations: RotationSet, **arrays: NDArray[np.float32]) -> RotationSet:
     """`rotations` with other arrays in its last layer."""
     last = replace(rotations.layers[-1], **arrays)
@@ -231,7 +239,7 @@ def assert_same(one: RotationSet, other: RotationSet) -> None:
     for name in (*names.split(), "calibration", "layer_ids"):
         assert getattr(one, name) == getattr(other, name)
     for mine, theirs in zip(one.layers, other.layers, strict=True):
-        for name in ("forward", "partner", "mean", "eigenvalues"):
+        for name in ("forward", "partner", "mean", "eigenvalues", "feedback"):
             a, b = getattr(mine, name), getattr(theirs, name)
             assert (a is None) == (b is None)
             assert a is None or (

@@ -52,6 +52,7 @@ class WriteVariant:
     v_spec: QuantSpec
     integers: tuple[str, ...]
     """Of slots, rows, positions and ends, as C++ names them."""
+    feedback: bool = False
     warpgroups: int = WARPGROUPS
 
     @property
@@ -64,6 +65,7 @@ class WriteVariant:
             "RANK_K": clip_rank(k_spec), "RANK_V": clip_rank(v_spec),
             "GROUPS": self.warpgroups,
             "AFFINE_BF16": int(k_spec.scale_dtype == "bfloat16"),
+            "FEEDBACK": int(self.feedback),
             **dict(zip(("SLOT_T", "ROW_T", "POSITION_T", "END_T"), self.integers, strict=True)),
         }  # fmt: skip
 
@@ -91,10 +93,16 @@ class WriteVariant:
         return 4 * dim * dim + 32 * dim + tiles * TILE * 2 * dim + 4 * transformed + 1024
 
 
-def variant(cache: LayerCache, targets: TokenTargets, warpgroups: int = WARPGROUPS) -> WriteVariant:
+def variant(
+    cache: LayerCache,
+    targets: TokenTargets,
+    warpgroups: int = WARPGROUPS,
+    *,
+    feedback: bool = False,
+) -> WriteVariant:
     """The variant for a cache and the integer types of targets."""
     integers = tuple(_INTEGER[x.dtype] for x in vars(targets).values())
-    return WriteVariant(cache.k_spec, cache.v_spec, integers, warpgroups)
+    return WriteVariant(cache.k_spec, cache.v_spec, integers, feedback, warpgroups)
 
 
 def has_matrices(transforms: Transforms) -> bool:
@@ -194,7 +202,7 @@ def write_kv_int2(
     reason = unsupported(
         key, value, cache, targets, query=query, query_out=query_out, rows_out=rows_out
     )
-    made = variant(cache, targets, warpgroups)
+    made = variant(cache, targets, warpgroups, feedback=transforms.k_feedback is not None)
     reason = reason or build_failure(made, key.device)
     if reason:
         raise NoWriteVariant(f"the CUDA write kernel cannot run this: {reason}")
@@ -260,6 +268,7 @@ class Params(ctypes.Structure):
         *((name, _Side) for name in ("v", "k", "q")),
         *((name, ctypes.c_void_p) for name in (
             "codes", "affine", "slots", "request_rows", "positions", "ends", "sink_block",
+            "feedback",
         )),
         *((name, ctypes.c_int) for name in (
             "tokens", "heads", "recent", "sink", "to_slots", "to_windows", "block_rows",
@@ -334,9 +343,12 @@ def arguments(
     for side, blocks in zip(sides, given, strict=True):
         side.blocks = blocks
     tensors = (cache.codes, cache.affine, *vars(targets).values(), windows.sink_block)
+    weights = transforms.k_feedback
+    feedback = None if weights is None else weights.data_ptr()
     parameters = Params(
         sides[0], sides[1], sides[2] if len(sides) > 2 else _Side(),
-        *(x.data_ptr() for x in tensors), len(key), cache.num_kv_heads, cache.recent, cache.sink,
+        *(x.data_ptr() for x in tensors), feedback,
+        len(key), cache.num_kv_heads, cache.recent, cache.sink,
         int(parts != "windows"), int(parts != "slots"), rows, cache.ring_rows,
     )  # fmt: skip
     slots = parts == "slots" and rows_out is None

@@ -45,18 +45,27 @@ def write_kv_int2(key: Tensor, *others: Any, **options: Any) -> Tensor | None:
 
 
 def planned(
-    key: Tensor, value: Tensor, cache: LayerCache, targets: TokenTargets, gpu: Target, **rows: Any
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    targets: TokenTargets,
+    gpu: Target,
+    *,
+    feedback: bool,
+    **rows: Any,
 ) -> Build | None:
     """What `write_kv_int2` of these tensors would compile in CUDA C++ for a GPU; `None` where it
     runs in Triton.
 
     Args:
         key, value, cache, targets: on any device.
+        feedback: whether keys are rounded with it.
         rows: `query`, `query_out` and `rows_out` of the call.
     """
     if not wanted() or gpu.capability != WRITE or misfit(key, value, cache, targets, **rows):
         return None
-    return cuda_launcher.build(variant(cache, targets), gpu.driver)
+    made = variant(cache, targets, feedback=feedback)
+    return cuda_launcher.build(made, gpu.driver)
 
 
 def wanted() -> bool:

@@ -20,13 +20,13 @@ from oscar_kernels.kv_write.slot_kernel import _any, _store_slot
 def _write_side(
     x_ptr, out_ptr, stride_t, stride_h, matrix_ptr, mean_ptr, stride_matrix, stride_mean, codes_ptr,
     affine_ptr, stride_code, stride_affine, ring_ptr, sink_ptr, slots_ptr, rows_ptr, positions_ptr,
-    ends_ptr, sink_block_ptr, tokens, head, program, programs,
+    ends_ptr, sink_block_ptr, feedback_ptr, tokens, head, program, programs,
     HEADS: tl.constexpr, D: tl.constexpr, QUARTER: tl.constexpr, GROUPS: tl.constexpr,
     BITS: tl.constexpr, RANK: tl.constexpr, LANE_COLUMNS: tl.constexpr, RECENT: tl.constexpr,
     RING: tl.constexpr, SINK: tl.constexpr, LARGEST: tl.constexpr, PTX: tl.constexpr,
     MEAN: tl.constexpr, SLOTS: tl.constexpr, WINDOWS: tl.constexpr, ROWS_OUT: tl.constexpr,
     PARTS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
     """K or V of one head: blocks `program, program + programs, ...` of its tokens."""
     dtype = x_ptr.dtype.element_ty
@@ -72,7 +72,8 @@ def _write_side(
                 slot = tl.load(slots_ptr + token, mask=valid, other=0).to(tl.int64) * HEADS + head
                 _store_slot(
                     acc, codes_ptr, affine_ptr, slot * stride_code, slot * stride_affine, valid,
-                    D, QUARTER, GROUPS, BITS, RANK, LANE_COLUMNS, LARGEST, PTX,
+                    feedback_ptr + head * D * D,
+                    D, QUARTER, GROUPS, BITS, RANK, LANE_COLUMNS, LARGEST, PTX, FEEDBACK,
                 )  # fmt: skip
 
 
@@ -104,9 +105,9 @@ def _write_query(
 def _write_kv_int2_kernel(
     key_ptr, value_ptr, query_ptr, query_out_ptr, key_out_ptr, value_out_ptr, codes_ptr, affine_ptr,
     ring_k_ptr, ring_v_ptr, sink_k_ptr, sink_v_ptr, k_forward_ptr, v_forward_ptr, q_partner_ptr,
-    k_mean_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr, tokens, kv_programs,
-    query_programs, stride_key_t, stride_key_h, stride_value_t, stride_value_h, stride_query_t,
-    stride_query_h, stride_query_out_t, stride_query_out_h, stride_k_forward, stride_v_forward,
+    k_mean_ptr, feedback_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr, tokens,
+    kv_programs, query_programs, stride_key_t, stride_key_h, stride_value_t, stride_value_h,
+    stride_query_t, stride_query_h, stride_query_out_t, stride_query_out_h, stride_k_forward, stride_v_forward,
     stride_q_partner, stride_k_mean,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     QUARTER_K: tl.constexpr, QUARTER_V: tl.constexpr, GROUPS_K: tl.constexpr,
@@ -115,7 +116,7 @@ def _write_kv_int2_kernel(
     RING: tl.constexpr, SINK: tl.constexpr, LARGEST: tl.constexpr, MEAN: tl.constexpr,
     SLOTS: tl.constexpr, WINDOWS: tl.constexpr, ROWS_OUT: tl.constexpr, PARTS: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K_K: tl.constexpr,
-    BLOCK_K_V: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_K_V: tl.constexpr, STAGES: tl.constexpr, FEEDBACK: tl.constexpr,
 ):  # fmt: skip
     """Programs of V, then of K, then of the query; heads lie side by side, so that neighbours read
     the same tokens."""
@@ -129,20 +130,20 @@ def _write_kv_int2_kernel(
             stride_v_forward, 0, codes_ptr + DK * BITS_K // 8, affine_ptr + 2 * GROUPS_K,
             RECORD, AFFINE,
             ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
-            tokens, head, program, kv_programs,
+            feedback_ptr, tokens, head, program, kv_programs,
             HEADS, DV, QUARTER_V, GROUPS_V, BITS_V, RANK_V, LANE_COLUMNS, RECENT, RING, SINK,
             LARGEST, PTX, False, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_V,
-            STAGES,
+            STAGES, False,
         )  # fmt: skip
     elif program < 2 * kv_programs:
         _write_side(
             key_ptr, key_out_ptr, stride_key_t, stride_key_h, k_forward_ptr, k_mean_ptr,
             stride_k_forward, stride_k_mean, codes_ptr, affine_ptr, RECORD, AFFINE,
             ring_k_ptr, sink_k_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
-            tokens, head, program - kv_programs, kv_programs,
+            feedback_ptr, tokens, head, program - kv_programs, kv_programs,
             HEADS, DK, QUARTER_K, GROUPS_K, BITS_K, RANK_K, LANE_COLUMNS, RECENT, RING, SINK,
             LARGEST, PTX, MEAN, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_K,
-            STAGES,
+            STAGES, FEEDBACK,
         )  # fmt: skip
     else:
         if GROUP > 0:

@@ -99,11 +99,12 @@ def write_kv_int2(
     query_programs = min(-(-tokens * group // tiles.block_m), tiles.programs * group)
     new_query, out_query = (key, key) if query is None or query_out is None else (query, query_out)
     key_out, value_out = rows_out or (key, value)
-    mean = transforms.k_mean
+    mean, feedback = transforms.k_mean, transforms.k_feedback
     _write_kv_int2_kernel[(heads * (2 * kv_programs + query_programs),)](
         key, value, new_query, out_query, key_out, value_out, *cache.stores,
         transforms.k_forward,
         transforms.v_forward, transforms.q_partner, transforms.k_forward if mean is None else mean,
+        transforms.k_forward if feedback is None else feedback,
         targets.out_loc, targets.rows, targets.positions, targets.ends, windows.sink_block, tokens,
         kv_programs, query_programs, key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         new_query.stride(0), new_query.stride(1), out_query.stride(0), out_query.stride(1),
@@ -115,6 +116,7 @@ def write_kv_int2(
         ROWS_OUT=rows_out is not None,
         PTX=torch.version.cuda is not None and not _triton.interpreted(),
         PRECISION="ieee" if _triton.interpreted() or tiles.parts else "tf32x3", PARTS=tiles.parts,
+        FEEDBACK=feedback is not None,
         BLOCK_M=tiles.block_m, STAGES=tiles.stages, num_warps=tiles.warps, num_stages=tiles.stages,
         **_row_constants(cache.k_spec, tiles, "K"), **_row_constants(cache.v_spec, tiles, "V"),
     )  # fmt: skip
@@ -203,6 +205,16 @@ def _check_transforms(transforms: Transforms, heads: int, dk: int, dv: int) -> N
             )
         if x.dtype != torch.float32:
             raise ValueError(f"{name} is {x.dtype}, not float32")
+    weights = transforms.k_feedback
+    if weights is not None and (
+        weights.shape != (heads, dk, dk)
+        or weights.dtype != torch.float16
+        or not weights.is_contiguous()
+    ):
+        raise ValueError(
+            f"k_feedback {tuple(weights.shape)} {weights.dtype}: contiguous [{heads}, {dk}, {dk}]"
+            " float16 needed"
+        )
 
 
 def _check_query(query: Tensor, key: Tensor) -> None:

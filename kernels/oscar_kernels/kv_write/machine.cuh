@@ -54,6 +54,14 @@ DEV u32 pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
   return x;
 }
+// Two floats of two halves.
+DEV float2 unpack_f16(u32 x) {
+  float2 y;
+  asm("{.reg .b16 a, b;\n mov.b32 {a, b}, %2;\n cvt.f32.f16 %0, a;\n cvt.f32.f16 %1, b;}" : "=f"(y.x), "=f"(y.y) : "r"(x));
+  return y;
+}
+// What nobody writes while kernels run.
+DEV u32 load_constant(const u16* from) { return __ldg((const u32*)from); }
 
 // All lanes of a warp take part.
 template <class T>

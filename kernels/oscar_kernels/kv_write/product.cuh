@@ -26,6 +26,7 @@ struct Params {
   const POSITION_T* positions;
   const END_T* ends;
   const int* sink_block;
+  const u16* feedback;  // of K, a matrix of DK x DK halves for each head; null without FEEDBACK
   int tokens, heads, recent, sink, to_slots, to_windows;
   int block_rows;  // of a block of the kernel for few rows
   int ring_rows;   // positions of a ring, at least `recent`
@@ -33,15 +34,15 @@ struct Params {
 
 struct KeyRow {
   static constexpr int D = DK, G = GK, BITS = BITS_K, RANK = RANK_K, CODES_AT = 0, AFFINE_AT = 0;
-  static constexpr bool CACHED = true, CENTRED = true;
+  static constexpr bool CACHED = true, CENTRED = true, FED_BACK = FEEDBACK;
 };
 struct ValueRow {
   static constexpr int D = DV, G = GV, BITS = BITS_V, RANK = RANK_V, CODES_AT = DK * BITS_K / 8, AFFINE_AT = 2 * GK;
-  static constexpr bool CACHED = true, CENTRED = false;
+  static constexpr bool CACHED = true, CENTRED = false, FED_BACK = false;
 };
 struct QueryRow {
   static constexpr int D = DK, G = 1, BITS = 2, RANK = 0, CODES_AT = 0, AFFINE_AT = 0;
-  static constexpr bool CACHED = false, CENTRED = false;
+  static constexpr bool CACHED = false, CENTRED = false, FED_BACK = false;
 };
 constexpr int RECORD = (DK * BITS_K + DV * BITS_V) / 8, AFFINE = 2 * (GK + GV);
 

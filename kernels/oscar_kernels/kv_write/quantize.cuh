@@ -141,7 +141,8 @@ template <int BITS>
 struct Scale {
   static constexpr float STEPS = (1 << BITS) - 1, STEP = 1.f / STEPS;
   float inverse, shift, from;
-  u32 word;  // scale and offset in 16 bits, saturated
+  float step, low;  // scale and offset
+  u32 word;         // in 16 bits, saturated
 
   DEV Scale(float low, float high) {
     const float range = fmaxf(high - low, MIN_RANGE), near = reciprocal(range);
@@ -149,9 +150,18 @@ struct Scale {
     from = low <= 0.f && high >= 0.f ? 0.f : low;
     shift = fmaf(from - low, inverse, UP);
     const float near_step = multiply(range, STEP);  // and the rest of it: correctly rounded (P. Markstein)
-    const float scale = fminf(fmaf(fmaf(-STEPS, near_step, range), STEP, near_step), LARGEST);
-    const float offset = fminf(fmaxf(low, -LARGEST), LARGEST);
+    step = fmaf(fmaf(-STEPS, near_step, range), STEP, near_step);
+    this->low = low;
+    const float scale = fminf(step, LARGEST), offset = fminf(fmaxf(low, -LARGEST), LARGEST);
     word = AFFINE_BF16 ? pack_bf16(scale, offset) : pack_f16(scale, offset);
+  }
+  DEV Scale() {}
+  // What lane `from` has.
+  DEV Scale of_lane(int lane) const {
+    Scale other = *this;
+    float* numbers[] = {&other.inverse, &other.shift, &other.from, &other.step, &other.low};
+    UNROLL for (int i = 0; i < 5; i++) *numbers[i] = float_of(shuffle_from(bits_of(*numbers[i]), lane));
+    return other;
   }
 };
 
@@ -276,7 +286,61 @@ struct WarpRow {
     return x;
   }
 
-  DEV void quantize(u8* codes, u16* affine) {
+  // Codes where a channel makes up for the errors of those before it, see quantizer.py. All lanes find the four codes
+  // of a byte one after the other, and carry their errors on to their own later channels. `range` has the scale of
+  // every quarter.
+  DEV void carry_on(u8* codes, const Scale<R::BITS> (&range)[4], const float (&y)[EACH], const u16* feedback) {
+    constexpr int STEPS = 1 << R::BITS, IN_LANE = QUARTERS / 2;  // pairs of weights that a lane needs of a row
+    float target[EACH];
+    u32 own[OWN_BYTES] = {};
+    UNROLL for (int i = 0; i < EACH; i++) target[i] = y[i];
+    UNROLL for (int slot = 0; slot < OWN_BYTES; slot++) {
+      constexpr int TURNS = BYTES < 32 ? BYTES : 32;
+      UNROLL_1 for (int turn = 0; turn < TURNS; turn++) {
+        const u16* rows = feedback + (slot * 32 + turn) * 4 * D;
+        u32 weights[4][OWN_BYTES][IN_LANE], inside[4][2];
+        UNROLL for (int q = 0; q < 4; q++) {
+          UNROLL for (int b = 0; b < OWN_BYTES; b++) UNROLL for (int n = 0; n < IN_LANE; n++)
+              weights[q][b][n] = load_constant(rows + q * D + (byte + b * 32) * 4 + quarter + 2 * n);
+          UNROLL for (int n = 0; n < 2; n++)
+              inside[q][n] = load_constant(rows + q * D + (slot * 32 + turn) * 4 + 2 * n);
+        }
+        float four[4], rest[4];
+        UNROLL for (int q = 0; q < 4; q++)
+            four[q] = float_of(shuffle_from(bits_of(target[q % QUARTERS * OWN_BYTES + slot]), turn + q / QUARTERS * BYTES));
+        u32 found = 0;
+        UNROLL for (int q = 0; q < 4; q++) {
+          const u32 code = code_bits<R::BITS>(fmaf(four[q] - range[q].from, range[q].inverse, range[q].shift));
+          rest[q] = fmaf(float_of(code) - ONE, range[q].step, range[q].low) - four[q];
+          found |= (code & (STEPS - 1)) << R::BITS * q;
+          UNROLL for (int later = q + 1; later < 4; later++) {
+            const float2 pair = unpack_f16(inside[q][later / 2]);
+            four[later] = fmaf(rest[q], later % 2 ? pair.y : pair.x, four[later]);
+          }
+        }
+        if (byte == turn) own[slot] = found;
+        UNROLL for (int q = 0; q < 4; q++) UNROLL for (int b = 0; b < OWN_BYTES; b++)
+            UNROLL for (int n = 0; n < IN_LANE; n++) {
+          const float2 pair = unpack_f16(weights[q][b][n]);
+          float &first = target[2 * n * OWN_BYTES + b], &second = target[(2 * n + 1) * OWN_BYTES + b];
+          first = fmaf(rest[q], pair.x, first);
+          second = fmaf(rest[q], pair.y, second);
+        }
+      }
+    }
+    if (lane < BYTES) {
+      UNROLL for (int b = 0; b < OWN_BYTES; b++) UNROLL for (int part = 0; part < R::BITS / 2; part++)
+          store_byte(codes + part * BYTES + byte_of(b), (u8)(own[b] >> 8 * part));
+    }
+  }
+
+  // `feedback` is the matrix of the row's head, for rows that have one.
+  DEV void quantize(u8* codes, u16* affine, const u16* feedback) {
+    float y[EACH];
+    if constexpr (R::FED_BACK) {
+      UNROLL for (int i = 0; i < EACH; i++) y[i] = x[i];
+    }
+    Scale<R::BITS> of_quarter[4];
     if constexpr (R::RANK > 0) {
       const float most = limit();
       UNROLL for (int i = 0; i < EACH; i++) x[i] = fminf(fmaxf(x[i], -most), most);
@@ -291,13 +355,22 @@ struct WarpRow {
       }
       const float high = unordered(largest(top)), low = unordered(~largest(bottom));
       const Scale<R::BITS> scale(low, high);
-      UNROLL for (int i = 0; i < N; i++) {
+      if constexpr (R::FED_BACK) {
+        UNROLL for (int q = 0; q < 4; q++) {
+          if (q % QUARTERS * OWN_BYTES / N == v) of_quarter[q] = scale.of_lane(q / QUARTERS * BYTES);
+        }
+      }
+      UNROLL for (int i = 0; i < (R::FED_BACK ? 0 : N); i++) {
         const int n = v * N + i, mine = n / OWN_BYTES / IN_BYTE * OWN_BYTES + n % OWN_BYTES;
         const float place = fmaf(x[n] - scale.from, scale.inverse, scale.shift);
         const u32 code = code_bits<R::BITS>(place) & ((1 << R::BITS) - 1);
         bits[mine] |= code << R::BITS * (quarter_of(n) % IN_BYTE);
       }
       if (SHARED ? lane == 0 : byte == 0) store_word(affine + 2 * (SHARED ? v : lane / BYTES * OWN + v), scale.word);
+    }
+    if constexpr (R::FED_BACK) {
+      carry_on(codes, of_quarter, y, feedback);
+      return;
     }
     if constexpr (QUARTERS < IN_BYTE) bits[0] |= shuffle_xor(bits[0], BYTES);
     if (QUARTERS >= IN_BYTE || lane < BYTES) {

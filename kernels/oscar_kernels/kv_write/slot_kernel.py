@@ -94,6 +94,42 @@ def _store_codes(
 
 
 @triton.jit
+def _carry_on(
+    codes_ptr, quarters, lows, highs, inverses, mask, feedback_ptr,
+    D: tl.constexpr, QUARTER: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Quantize and pack rows whose channels make up for the errors of those before them, the four
+    channels of a byte after those of the byte before; see `quantizer.quantize_codes`."""
+    TOP: tl.constexpr = (1 << BITS) - 1
+    PER: tl.constexpr = 8 // BITS
+    column = tl.arange(0, QUARTER)
+    real = column < D // 4
+    x0, x1, x2, x3 = quarters
+    packed = tl.zeros(x0.shape, tl.int32)
+    for byte in tl.range(D // 4):
+        here = (column == byte)[None, :]
+        word = tl.zeros((x0.shape[0],), tl.int32)
+        for q in tl.static_range(4):
+            value = x0 if q == 0 else x1 if q == 1 else x2 if q == 2 else x3
+            target = tl.sum(tl.where(here, value, 0.0), 1)
+            share = tl.minimum(tl.maximum((target - lows[q]) * inverses[q], 0.0), 1.0)
+            code = (share * TOP + 0.5).to(tl.int32)
+            extent = tl.maximum(highs[q] - lows[q], MIN_RANGE)
+            step = tl.div_rn(extent, tl.full(extent.shape, TOP * 1.0, tl.float32))
+            rest = (code.to(tl.float32) * step + lows[q] - target)[:, None]
+            word += code << (BITS * q)
+            row_ptr = feedback_ptr + (4 * byte + q) * D + 4 * column
+            x0 += rest * tl.load(row_ptr, mask=real, other=0.0).to(tl.float32)[None, :]
+            x1 += rest * tl.load(row_ptr + 1, mask=real, other=0.0).to(tl.float32)[None, :]
+            x2 += rest * tl.load(row_ptr + 2, mask=real, other=0.0).to(tl.float32)[None, :]
+            x3 += rest * tl.load(row_ptr + 3, mask=real, other=0.0).to(tl.float32)[None, :]
+        packed = tl.where(here, word[:, None], packed)
+    tl.store(codes_ptr, (packed & 255).to(tl.uint8), mask=mask)
+    if PER == 2:
+        tl.store(codes_ptr + D // 4, (packed >> 8).to(tl.uint8), mask=mask)
+
+
+@triton.jit
 def _store_affine(affine_ptr, offset, low, high, valid, BITS: tl.constexpr, LARGEST: tl.constexpr):
     """Store scale and offset of one group, saturated; returns `1 / range`."""
     extent = tl.maximum(high - low, MIN_RANGE)
@@ -126,9 +162,10 @@ def _extremes(x, limit, D: tl.constexpr, QUARTER: tl.constexpr, RANK: tl.constex
 
 @triton.jit
 def _store_slot(
-    x, codes_ptr, affine_ptr, code_offset, affine_offset, valid,
+    x, codes_ptr, affine_ptr, code_offset, affine_offset, valid, feedback_ptr,
     D: tl.constexpr, QUARTER: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
     RANK: tl.constexpr, LANE_COLUMNS: tl.constexpr, LARGEST: tl.constexpr, PTX: tl.constexpr,
+    FEEDBACK: tl.constexpr,
 ):  # fmt: skip
     """Clip and quantize rows `[BLOCK_M, 4 * QUARTER]`, and store record and affine parameters."""
     limit = _ranked_magnitude(x, RANK, LANE_COLUMNS)
@@ -159,6 +196,11 @@ def _store_slot(
     mask = valid[:, None] & (column < D // 4)[None, :]
     codes_ptr += code_offset[:, None] + column[None, :]
     lows, inverses = (low0, low1, low2, low3), (inverse0, inverse1, inverse2, inverse3)
+    if FEEDBACK:
+        highs = (high0, high1, high2, high3)
+        quarters = (x0, x1, x2, x3)
+        _carry_on(codes_ptr, quarters, lows, highs, inverses, mask, feedback_ptr, D, QUARTER, BITS)
+        return
     _store_codes(codes_ptr, (x0, x1, x2, x3), lows, inverses, mask, D, BITS, PTX)
     if RANK > 0:
         # Codes of values beyond the limit have saturated, except in groups narrower than the

@@ -3,7 +3,7 @@
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row (64, 128 or 256), GK
 // GV groups of a row, BITS_K BITS_V bits of a code, RANK_K RANK_V the order statistic of the clip counted from the
 // largest (0: none, else 2 to 16, and to 64 with rows of 256), GROUPS warpgroups of a block, SLOT_T ROW_T POSITION_T
-// END_T integer types, AFFINE_BF16.
+// END_T integer types, AFFINE_BF16, FEEDBACK (keys are rounded with it).
 //
 // Work. A row is one token and head of K, V or the query. A block has one matrix, of one of these sides, in shared
 // memory for its whole life, as two bfloat16 halves, copied while the kernel in front ends; its warpgroups take tiles
@@ -122,7 +122,8 @@ struct Block {
       const long long place = (long long)((u64)high << 32 | low);
       WarpRow<R> row(lane);
       row.load(apart);
-      row.quantize(codes_at(place), affine_at(place));
+      const int head = (int)shuffle_from((u32)(i ? at.head[1] : at.head[0]), from);
+      row.quantize(codes_at(place), affine_at(place), p.feedback + (long long)head * D * D);
       warp_sync();
     }
   }
@@ -135,6 +136,10 @@ struct Block {
     }
     if constexpr (R::CACHED) {
       if (!SLOTS && !p.to_slots) return;
+      if constexpr (R::FED_BACK) {
+        store_apart(vote(at.valid[0]) & 0x11111111 | (vote(at.valid[1]) & 0x11111111) << 1, at, x);
+        return;
+      }
       float low[2][R::G], high[2][R::G], limit[2] = {0.f, 0.f};
       bool plain[2] = {true, true};
       extremes<R>(x, low, high, plain);
@@ -223,7 +228,8 @@ DEV void finish_row(const Params& p, const Side& s, const Place& to, WarpRow<R>&
                       (((long long)p.sink_block[to.request] * p.sink + to.position) * p.heads + to.head) * D);
     if (!p.to_slots) return;
     const long long at = to.slot * p.heads + to.head;
-    row.quantize(p.codes + at * RECORD + R::CODES_AT, p.affine + at * AFFINE + R::AFFINE_AT);
+    row.quantize(p.codes + at * RECORD + R::CODES_AT, p.affine + at * AFFINE + R::AFFINE_AT,
+                 p.feedback + (long long)to.head * D * D);
   }
 }
 

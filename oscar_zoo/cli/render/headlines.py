@@ -29,6 +29,7 @@ _CODES = {
 _KINDS = {
     "content": "its matrices are not those of the method that it names",
     "eigenvalues": "its eigenvalues are wrong",
+    "feedback": "the feedback of its rounding is wrong",
     "file": "a file cannot be used",
     "json": "a file is not valid JSON",
     "layers": "it has other layers than the model",

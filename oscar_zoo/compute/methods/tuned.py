@@ -14,6 +14,14 @@ x, which is 0 except at the two entries that set a scale,
 
     d loss / d N = x0^T G - 2 N^-T E Hs'.
 
+Keys are rounded with feedback (`feedback`), which leaves D of Hs' = (I + U) D (I + U)^T of the cost
+of an error. Residues are about uniform then, whatever the rows, so the loss of keys is
+
+    (mean of s^2) (sum of D),
+
+and its gradient is found by autograd. Transforms that were tuned for it have a fifth less
+divergence on SmolLM2-135M than those that were tuned for rounding to nearest.
+
 Nothing is clipped during the tuning. We measured that a transform tuned without a clip is as good
 with a clip as one that was tuned for it. A head keeps WUSH's transform when the tuned one is no
 better on rows that were kept apart, or is less exact to serve. Rows are drawn in a fixed order, the
@@ -37,7 +45,7 @@ from oscar_zoo.artifact.checks import CONDITION_LIMIT, FP32_LIMIT
 from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
 from oscar_zoo.artifact.manifest import Estimator, Estimators
 from oscar_zoo.artifact.specs import StatisticName
-from oscar_zoo.compute.methods import wush
+from oscar_zoo.compute.methods import feedback, wush
 from oscar_zoo.compute.methods.base import CalibrationRows, FittedPair, Forecast, each_layer
 from oscar_zoo.errors import ComputeFailed
 
@@ -45,6 +53,8 @@ STEPS, BATCH, RATE, SEED = 300, 2048, 2e-2, 0
 """Steps of Adam, rows per step, step size (it falls linearly to 0), seed of the order of rows."""
 CHECKED = 8
 """The last 1/8 of the rows is kept apart, and the result is checked on it."""
+SHARES = (1.0, 0.75, 0.5, 0.25)
+"""Of the way from WUSH's transform to the tuned one; the best that can be served is kept."""
 LEAST_ROWS = 16
 """With fewer rows per channel, tuning would fit noise."""
 LAYERS_AT_ONCE = {"cpu": 1, "cuda": 8}
@@ -75,14 +85,22 @@ def tune(pair: FittedPair, rows: CalibrationRows, tick: Callable[[int, int], Non
 
     sides = {role: _side(role, pair, rows, told) for role in ("k", "v")}
     (k, k_forecast), (v, v_forecast) = sides["k"], sides["v"]
-    return replace(pair, k=k, v=v, forecasts={"k": k_forecast, "v": v_forecast})
+    tuned = replace(pair, k=k, v=v, forecasts={"k": k_forecast, "v": v_forecast})
+    return feedback.with_feedback(tuned)
 
 
 def minimise(
-    rows: Tensor, hessian: Tensor, group_size: int, tick: Callable[[], None] = lambda: None
+    rows: Tensor,
+    hessian: Tensor,
+    group_size: int,
+    tick: Callable[[], None] = lambda: None,
+    *,
+    fed_back: bool = False,
 ) -> Tensor:
     """N after all steps, `[n, d, d]` float32, for x0 of n heads, `[n, T, d]` float32, and Hs0, `[n,
-    d, d]` float32, whose scale does not matter."""
+    d, d]` float32, whose scale does not matter; for rows that are rounded to nearest, or with
+    feedback."""
+    slope = fed_back_gradient if fed_back else gradient
     identity = torch.eye(rows.shape[-1], device=rows.device)
     found = identity.expand_as(hessian).clone()
     hessian = hessian / ((rows @ hessian) * rows).sum(-1).mean(-1)[:, None, None]
@@ -93,7 +111,7 @@ def minimise(
     )
     for step in range(STEPS):
         adam.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
-        found.grad = gradient(rows[:, order[step]], hessian, found, group_size)
+        found.grad = slope(rows[:, order[step]], hessian, found, group_size)
         adam.step()
         tick()
     return found
@@ -118,13 +136,33 @@ def gradient(rows: Tensor, hessian: Tensor, n: Tensor, group_size: int) -> Tenso
     return rows.mT @ by_x.flatten(-2) - share * (inverse.mT @ (error.mT @ error) @ seen)
 
 
+def fed_back_gradient(rows: Tensor, hessian: Tensor, n: Tensor, group_size: int) -> Tensor:
+    """The gradient of the logarithm of the loss with feedback; arguments as of `minimise`."""
+    with torch.enable_grad():
+        at = n.detach().requires_grad_()
+        inverse = torch.linalg.inv_ex(at).inverse
+        kept = torch.diagonal(feedback.roots(inverse @ hessian @ inverse.mT), dim1=-2, dim2=-1)
+        x = (rows @ at).unflatten(-1, (-1, group_size))
+        ranges = x.amax(-1) - x.amin(-1)
+        cost = ranges.square().mean((-2, -1)) * kept.square().sum(-1)
+        (found,) = torch.autograd.grad(cost.log().sum(), at)
+    return found
+
+
 def loss(
-    rows: Tensor, forward: Tensor, partner: Tensor, hessian: Tensor, group_size: int
+    rows: Tensor,
+    forward: Tensor,
+    partner: Tensor,
+    hessian: Tensor,
+    group_size: int,
+    *,
+    fed_back: bool = False,
 ) -> Tensor:
     """Cost of INT2 without a clip, as served: mean of e Hs e^T over rows `[n, T, d]` as they are
     cached, `[n]` float32. The matrices are `[n, d, d]` float64."""
     x = rows.float() @ forward.float()
-    error = fake_quantize(x, QuantSpec(x.shape[-1], group_size)) - x
+    carried = feedback.matrices(partner, hessian) if fed_back else None
+    error = fake_quantize(x, QuantSpec(x.shape[-1], group_size), carried) - x
     return ((error @ (partner.mT @ hessian @ partner).float()) * error).sum(-1).mean(-1)
 
 
@@ -145,7 +183,7 @@ def _side(
         heads = _Heads(*(one.to(device).double().flatten(0, 1) for one in matrices))
         kept = torch.cat([rows.of(role, one.layer_id) for one in some])
         group_size = group_channels(kept.shape[-1], rows.group_size)
-        tuned = _tuned(heads, kept, group_size, lambda: tick(len(at)))
+        tuned = _tuned(heads, kept, group_size, lambda: tick(len(at)), fed_back=role == "k")
         forward, partner = (
             x.unflatten(0, (len(at), -1)).cpu().numpy() for x in (tuned.forward, tuned.partner)
         )
@@ -168,7 +206,9 @@ def _side(
     return replace(side, layers=layers), Forecast(forecast.headroom, condition, bf16_error)
 
 
-def _tuned(heads: _Heads, rows: Tensor, group_size: int, tick: Callable[[], None]) -> _Heads:
+def _tuned(
+    heads: _Heads, rows: Tensor, group_size: int, tick: Callable[[], None], *, fed_back: bool
+) -> _Heads:
     """The heads, tuned where that is better."""
     width, held = rows.shape[-1], rows.shape[1] // CHECKED
     if rows.shape[1] < LEAST_ROWS * width:
@@ -178,23 +218,31 @@ def _tuned(heads: _Heads, rows: Tensor, group_size: int, tick: Callable[[], None
         )
     learn, check = rows[:, :-held], rows[:, -held:]
     before = heads.partner.mT @ heads.hessian @ heads.partner
-    n = minimise(learn.float() @ heads.forward.float(), before.float(), group_size, tick).double()
-    forward, partner = wush.as_stored(heads.forward @ n)
-    tuned = replace(heads, forward=forward, partner=partner)
-    lost, lost_before = (
-        loss(check, one.forward, one.partner, one.hessian, group_size) for one in (tuned, heads)
-    )
-    condition, bf16_error = _served(tuned)
-    product = tuned.forward @ tuned.partner.mT
-    identity = torch.eye(product.shape[-1], dtype=product.dtype, device=product.device)
-    exact = (product - identity).abs().amax((-2, -1)) < FP32_LIMIT / 2  # half of what is verified
-    better = lost < lost_before
-    better &= (condition < CONDITION_LIMIT) & (bf16_error <= wush.BF16_LIMIT) & exact
-    return replace(
-        heads,
-        forward=torch.where(better[:, None, None], tuned.forward, heads.forward),
-        partner=torch.where(better[:, None, None], tuned.partner, heads.partner),
-    )
+    starts = learn.float() @ heads.forward.float()
+    n = minimise(starts, before.float(), group_size, tick, fed_back=fed_back).double()
+    identity = torch.eye(width, dtype=n.dtype, device=n.device)
+
+    def lost(some: _Heads) -> Tensor:
+        matrices = some.forward, some.partner, some.hessian
+        return loss(check, *matrices, group_size, fed_back=fed_back)
+
+    best, least = heads, lost(heads)
+    for share in SHARES:  # of the way, where all of it cannot be served
+        forward, partner = wush.as_stored(heads.forward @ torch.lerp(identity, n, share))
+        some = replace(heads, forward=forward, partner=partner)
+        condition, bf16_error = _served(some)
+        miss = (forward @ partner.mT - identity).abs().amax((-2, -1))
+        found = lost(some)
+        better = (found < least) & (condition < CONDITION_LIMIT) & (bf16_error <= wush.BF16_LIMIT)
+        better &= miss < FP32_LIMIT / 2  # half of what is verified
+        least = torch.where(better, found, least)
+        chosen = better[:, None, None]
+        best = replace(
+            best,
+            forward=torch.where(chosen, forward, best.forward),
+            partner=torch.where(chosen, partner, best.partner),
+        )
+    return best
 
 
 def _served(heads: _Heads) -> tuple[Tensor, Tensor]:
@@ -219,7 +267,7 @@ METHOD = replace(
     name="wush-tuned",
     variant="wush-tuned",
     estimators=Estimators(
-        k=Estimator(id="wush-tuned-k/1", params=dict(_PARAMS)),
+        k=Estimator(id="wush-tuned-k/1", params={**_PARAMS, **wush.FEEDBACK}),
         v=Estimator(id="wush-tuned-v/1", params=dict(_PARAMS)),
     ),
     composition=None,  # of the start only

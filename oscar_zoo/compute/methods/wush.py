@@ -32,20 +32,24 @@ from torch import Tensor
 
 from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
 from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators
+from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute.methods.base import (
     FittedPair,
     Forecast,
+    Matrix,
     Method,
     each_layer,
     eigenbasis,
     hadamard_matrix,
 )
+from oscar_zoo.compute.methods.feedback import DAMPING, with_feedback
 from oscar_zoo.compute.moments import Moments, estimate
 from oscar_zoo.errors import ComputeFailed
 
 GAMMA = 1e-2
 """Damping of both matrices: the share of its diagonal that is added (WUSH-KV, default)."""
 PARAMS: Mapping[str, float | int | str | bool] = {"damping": "diagonal", "gamma": GAMMA}
+FEEDBACK: Mapping[str, float | int | str | bool] = {"feedback": "keys", "feedback_damping": DAMPING}
 NOTHING, EMPTY = 1e-10, 1e-4
 """Shares of the mean diagonal entry: a channel with less than the first counts as empty, and gets
 the second."""
@@ -155,7 +159,8 @@ def fit(moments: Moments, *, gamma: float = GAMMA) -> FittedPair:
         sides[role] = RotationSet(
             3, f"wush_{role}", "kv_head", "wush", False, False, layers, role=role
         )
-    return FittedPair(sides["k"], sides["v"], {"qq": qq, "kk": kk, "vv": vv, "wo": wo}, forecasts)
+    targets: dict[StatisticName, Matrix] = {"qq": qq, "kk": kk, "vv": vv, "wo": wo}
+    return with_feedback(FittedPair(sides["k"], sides["v"], targets, forecasts))
 
 
 def _fit_layer(gram: Tensor, hessian: Tensor, gamma: float) -> tuple[list[Stored], Tensor]:
@@ -207,12 +212,12 @@ METHOD = Method(
     variant="wush",
     needs=frozenset({"rows", "weights"}),
     estimators=Estimators(
-        k=Estimator(id="wush-k/1", params=dict(PARAMS)),
+        k=Estimator(id="wush-k/1", params={**PARAMS, **FEEDBACK}),
         v=Estimator(id="wush-v/1", params=dict(PARAMS)),
     ),
     composition=Composition(
         id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"
     ),
     fit=fit,
-    requires=("per_head", "k_partner", "v_partner"),
+    requires=("per_head", "k_partner", "v_partner", "k_feedback"),
 )

@@ -43,7 +43,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
@@ -468,4 +467,4 @@ class _Block:
 
 def _error(side: Side, x: Tensor) -> Tensor:
     """The error that INT2 adds to rows `[num_kv_heads, S, d]`, in the model's own basis."""
-    return side.restored(fake_quantize(side.rows(x), side.spec)) - x.float()
+    return side.restored(side.stored(side.rows(x))) - x.float()

@@ -44,19 +44,18 @@ from oscar_zoo.evaluate.measure import Measurement
 from oscar_zoo.evaluate.questions import Recall
 
 RULE, FAST_RULE = "auto/4", "auto-fast/1"
-PERPLEXITY_PASS, PERPLEXITY_FAIL = 2.0, 6.0
-"""Rise of perplexity over BF16, in percent, up to which a fit passes, and from which it fails;
-between: a remark."""
+PERPLEXITY_PASS, PERPLEXITY_FAIL = 0.5, 6.0
+"""Rise of perplexity over BF16, in percent, with its standard error, up to which a fit passes, and
+from which it fails; between: a remark."""
 RECALL_PASS, RECALL_FAIL = 2.0, 10.0
-"""Loss of recall against BF16, in points; only what exceeds its standard error counts."""
+"""Loss of recall against BF16, in points. A fit also passes within `CHANCE` standard errors."""
+CHANCE = 2.0
 WORST_LAYER = 1.5
 """Largest output error of a layer, in units of the Hadamard matrix's."""
 EQUAL_PERCENT, NOISE_PERCENT, EQUAL_ERROR = 0.1, 0.25, 1.05
 EQUAL_RECALL, NEAR = 0.005, 1.1
 FINALISTS = 3
 """Candidates whose recall is measured together; more where so many methods are equal."""
-LOST = 0.001
-"""Share of digits that `auto` may lose."""
 LARGEST = 1e9
 """Stands for infinity in JSON."""
 
@@ -242,16 +241,16 @@ def change_percent(found: Measurement, base: Measurement) -> tuple[float, float]
 
 
 def perplexity_gate(found: Measurement, base: Measurement) -> Gate:
-    """How far perplexity may rise over BF16."""
+    """How far perplexity may rise over BF16. Little text has a large error and passes later."""
     change, error = change_percent(found, base)
-    result = _verdict(change, PERPLEXITY_PASS, PERPLEXITY_FAIL)
+    result = _verdict(change + error, PERPLEXITY_PASS, PERPLEXITY_FAIL + error)
     return Gate("perplexity_change_percent", change, PERPLEXITY_PASS, result, error)
 
 
 def recall_gate(found: Measurement, base: Measurement) -> Gate:
     """How much recall may be lost against BF16, in points; chance is on the fit's side."""
     loss, error = (100 * x for x in paired(base, found))
-    result = _verdict(loss - error, RECALL_PASS, RECALL_FAIL)
+    result = _verdict(loss, max(RECALL_PASS, CHANCE * error), RECALL_FAIL + error)
     return Gate("recall_loss_points", loss, RECALL_PASS, result, error)
 
 
@@ -267,13 +266,6 @@ def output_gates(errors: ClipErrors, hadamard: ClipErrors) -> tuple[Gate, ...]:
     return tuple(
         Gate(name, value, limit, _verdict(value, limit, math.inf)) for name, value, limit in found
     )
-
-
-def recalls_as_much(recall: Measurement, own: Measurement) -> bool:
-    """Whether at most `LOST` of the digits that the model itself recalls are lost, or a single one,
-    which is what chance takes in so few questions."""
-    right, found = (math.fsum(one for one, _ in some.parts) for some in (own, recall))
-    return right - found <= max(1.0, LOST * sum(count for _, count in own.parts))
 
 
 def _perplexity(trial: Trial) -> Measurement:

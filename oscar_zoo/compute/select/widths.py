@@ -25,10 +25,11 @@ from oscar_zoo.artifact.width_selection import WidthSelection, WidthStep
 from oscar_zoo.compute.data.calibration import HeldOut
 from oscar_zoo.compute.estimate import GAINS, VERIFY, Meter
 from oscar_zoo.compute.methods.base import FitResult
-from oscar_zoo.compute.options import AUTO_BITS, AUTO_LOSS, WidthWish, possible_bits
-from oscar_zoo.compute.select.choose import heldout_task, judged, recall_task
+from oscar_zoo.compute.options import WidthWish, possible_bits
+from oscar_zoo.compute.select import rule
+from oscar_zoo.compute.select.choose import SAMPLE_BYTES, heldout_task, judged, recall_task
 from oscar_zoo.compute.select.decision import WIDTHS_RULE, Choice, WidthChoice
-from oscar_zoo.compute.select.rule import Verified, recalls_as_much, standard_error
+from oscar_zoo.compute.select.rule import Verified, standard_error, worst
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.caches import CONTEXTS, bits_with_windows, stored_bits
 from oscar_zoo.evaluate.changed_layers import divergences_of_changes
@@ -195,13 +196,12 @@ def _within(runner: _Runner, curve: Curve) -> tuple[Curve, int, str]:
 def _fewest(runner: _Runner, curve: Curve) -> tuple[Curve, int, str]:
     """The fewest raises that are good enough: in growing strides until they are, then between."""
     auto, slots = runner.wish.auto, len(curve.slots)
-    limit = AUTO_LOSS if auto else runner.wish.max_loss
+    limit = rule.PERPLEXITY_PASS if auto else runner.wish.max_loss
     assert limit is not None
-    cap = curve.within(AUTO_BITS)[1] if auto else slots
 
     def good(steps: int) -> bool:
         raised = curve.raised(steps)
-        return runner.rise(raised) <= limit and (not auto or runner.recalls(raised))
+        return runner.passes(raised) if auto else runner.rise(raised) <= limit
 
     # Perplexity's rise goes with the divergence, which has far less noise.
     rise, whole = runner.rise(NOTHING), curve.predicted(0).value
@@ -210,24 +210,23 @@ def _fewest(runner: _Runner, curve: Curve) -> tuple[Curve, int, str]:
         for steps in range(slots)
         if rise <= limit or rise * curve.predicted(steps).value <= limit * whole
     )
-    found = min(next(near, slots), cap)
+    found = next(near, slots)
     bad, stride = found - 1, 1
     while not good(found):
-        if found == cap and auto:
-            short = f"short of the quality of BF16, but no other raise within {AUTO_BITS:g} bits"
-            return curve, cap, f"{short} gains on both halves of the text"
-        if found == cap:
+        if found == slots and auto:
+            return curve, slots, "codes of 4 bits everywhere, which do not pass all gates"
+        if found == slots:
             raise ComputeFailed(
                 "codes of 4 bits everywhere raise perplexity by"
                 f" {runner.rise(runner.everything):.2f} %, more than {limit:g} %.",
                 hint="ask for a larger loss, or for smaller groups with --group-size",
             )
-        bad, found, stride = found, min(found + stride, cap), 2 * stride
+        bad, found, stride = found, min(found + stride, slots), 2 * stride
     while found - bad > 1:
         middle = (found + bad) // 2
         found, bad = (middle, bad) if good(middle) else (found, middle)
-    what = f"the fewest bits within {limit:g} % of perplexity"
-    return curve, found, f"{what} and with full recall" if auto else what
+    what = "that pass the gates" if auto else f"within {limit:g} % of perplexity"
+    return curve, found, f"the fewest bits {what}"
 
 
 def divergence_prompts(heldout: HeldOut, windows: Windows) -> tuple[TaskPrompt, ...]:
@@ -274,7 +273,7 @@ class _Runner:
             if of_two is not None and len(of_two.parts) == len(prompts):
                 self._found[NOTHING] = Verified(divergence=of_two)
         else:
-            self._exact = exact_predictions(model, prompts, tick=meter.tick)
+            self._exact = exact_predictions(model, prompts, max_bytes=SAMPLE_BYTES, tick=meter.tick)
         for raised in (NOTHING, self.everything):
             self.divergence(raised)
 
@@ -329,10 +328,9 @@ class _Runner:
         assert change is not None
         return change[0]
 
-    def recalls(self, raised: Raised) -> bool:
-        """Whether nothing is lost of what the model itself recalls; true where it is not judged."""
-        recall, own = self._verify(raised).recall, self._base.recall
-        return recall is None or own is None or recalls_as_much(recall, own)
+    def passes(self, raised: Raised) -> bool:
+        """Whether the gates are passed."""
+        return worst(self._verify(raised).gates(self._base)) == "pass"
 
     def result(self, curve: Curve | None, steps: int, reason: str) -> WidthChoice:
         """The choice, after what is kept was measured, and the codes of 2 bits beside it."""

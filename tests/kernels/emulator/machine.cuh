@@ -54,6 +54,11 @@ namespace machine {
 inline void land(const std::vector<Copy>& group) {
   for (const Copy& c : group) memcpy(at(c.to, 16), c.from, 16);
 }
+inline float float16(u16 x) {
+  const int exponent = x >> 10 & 31, sign = x >> 15 ? -1 : 1;
+  const float digits = (float)(x & 1023) + (exponent ? 1024.f : 0.f);
+  return (float)sign * std::ldexp(digits, (exponent ? exponent : 1) - 25);
+}
 inline float bfloat16(u16 x) {
   const u32 bits = (u32)x << 16;
   float y;
@@ -148,6 +153,15 @@ DEV u32 pack_f16(float low, float high) {
 DEV u32 round_bf16(float x) {
   const u32 bits = bits_of(x);
   return x != x ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+struct float2 {
+  float x, y;
+};
+DEV float2 unpack_f16(u32 x) { return {machine::float16((u16)x), machine::float16((u16)(x >> 16))}; }
+DEV u32 load_constant(const u16* from) {
+  u32 x;
+  memcpy(&x, from, 4);
+  return x;
 }
 DEV u32 pack_bf16(float low, float high) { return round_bf16(low) | round_bf16(high) << 16; }
 
