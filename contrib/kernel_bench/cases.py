@@ -104,7 +104,7 @@ def write_layer(heads: Heads, lengths: list[int], new: int) -> WriteLayer:
         query,
         torch.empty_like(query),
         _cache(heads, slots, requests),
-        Transforms(*map(_rotation, (k_dim, k_dim, v_dim, v_dim)), k_feedback=feedback(heads)),
+        _transforms(heads),
         TokenTargets(
             1 + torch.randperm(slots - 1, device=DEVICE)[:tokens],
             1 + request,
@@ -115,13 +115,14 @@ def write_layer(heads: Heads, lengths: list[int], new: int) -> WriteLayer:
     )
 
 
-def feedback(heads: Heads) -> Tensor | None:
-    """Weights as large as those of real models, where keys are rounded with them."""
+def _transforms(heads: Heads) -> Transforms:
+    """Shared by the heads; with feedback, of each head, with weights as large as in real models."""
+    k_dim, v_dim = heads.k_spec.head_dim, heads.v_spec.head_dim
     if not heads.feedback:
-        return None
-    dim = heads.k_spec.head_dim
-    weights = 0.1 * torch.randn(heads.num_kv_heads, dim, dim, device=DEVICE)
-    return weights.triu(1).half()
+        return Transforms(*map(_rotation, (k_dim, k_dim, v_dim, v_dim)))
+    each = (_rotation(dim).repeat(heads.num_kv_heads, 1, 1) for dim in (k_dim, k_dim, v_dim, v_dim))
+    weights = 0.1 * torch.randn(heads.num_kv_heads, k_dim, k_dim, device=DEVICE)
+    return Transforms(*each, k_feedback=weights.triu(1).half())
 
 
 def attention_layers(

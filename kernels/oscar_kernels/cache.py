@@ -170,8 +170,8 @@ class Transforms:
         k_forward, q_partner: `[1 | H, Dk, Dk]`.
         v_forward, o_partner: `[1 | H, Dv, Dv]`.
         k_mean: `[1 | H, Dk]`, or `None`.
-        k_feedback: `[H, Dk, Dk]` float16, how keys are rounded (`quantizer.quantize_codes`); `None`
-            to the nearest code.
+        k_feedback: `[H, Dk, Dk]` float16, how keys are rounded (`quantizer.quantize_codes`), with a
+            `k_forward` of each head; `None` to the nearest code.
     """
 
     k_forward: Tensor

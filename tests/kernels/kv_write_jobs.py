@@ -141,7 +141,9 @@ def fed_back(job: Job) -> Job:
     heads, dim = job.key.shape[1:]
     draw = torch.Generator().manual_seed(9)
     weights = (0.1 * torch.randn(heads, dim, dim, generator=draw)).triu(1).half()
-    return replace(job, transforms=replace(job.transforms, k_feedback=weights.to(DEVICE)))
+    forward = job.transforms.k_forward.expand(heads, dim, dim).contiguous()
+    made = replace(job.transforms, k_forward=forward, k_feedback=weights.to(DEVICE))
+    return replace(job, transforms=made)
 
 
 def ties(got: LayerCache, want: LayerCache, job: Job, error: float) -> int:

@@ -197,13 +197,10 @@ def test_errors_of_keys_are_carried_on_alike_by_all_kernels(
     added up moves a channel over a tie."""
     job = fed_back(integers(bfloat16_job(k_spec, v_spec, tokens=tokens, **WINDOWS)))
     want, slots = job.write(reference)[0], job.targets.out_loc.long()
-    wide = max(k_spec.head_dim, v_spec.head_dim) > 128
-    few, many = (job.write(cuda, step=wide or step)[0] for step in (True, False))
-    assert not differing(few, many)
-    for got in (few, job.write(triton_launcher)[0]):
-        assert torch.equal(got.affine[slots], want.affine[slots])
+    for name, got in (("cuda", job.write(cuda)[0]), ("triton", job.write(triton_launcher)[0])):
+        assert torch.equal(got.affine[slots], want.affine[slots]), name
         differ = (got.codes[slots] != want.codes[slots]).any(-1)
-        assert int(differ.sum()) <= 1 + 0.02 * differ.numel()
+        assert int(differ.sum()) <= 1 + 0.02 * differ.numel(), (name, int(differ.sum()))
 
 
 @pytest.mark.gpu

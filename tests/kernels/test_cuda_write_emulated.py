@@ -293,10 +293,7 @@ def test_the_emulated_kernel_carries_errors_of_keys_on(
     of their channels over a tie."""
     job = fed_back(integers(bfloat16_job(k_spec, v_spec, **options)))
     want, _ = job.write(reference)
-    wide = k_spec.head_dim > 128
-    several = [Emulated(build, step=step) for step in ((None,) if wide else (False, True))]
-    several.append(Emulated(build, 1000, 1))
-    written = [job.write(one)[0] for one in several]
+    written = [job.write(Emulated(build, blocks))[0] for blocks in (6, 60, 1000)]
     slots = job.targets.out_loc.long()
     for got in written:
         assert differing(got, written[0]) == set()

@@ -71,9 +71,13 @@ class WriteVariant:
 
     @property
     def wide(self) -> bool:
-        """Whether a matrix does not fit a block, so that the kernel for few rows is the only
-        one."""
+        """Whether a matrix does not fit a block."""
         return max(self.k_spec.head_dim, self.v_spec.head_dim) > 128
+
+    @property
+    def only_step(self) -> bool:
+        """Whether the kernel for few rows is the only one."""
+        return self.wide or self.feedback
 
     def shared_bytes(self, *, step: bool) -> int:
         """Bytes of dynamic shared memory: a matrix in halves, its product with the mean, rows as
@@ -90,7 +94,8 @@ class WriteVariant:
             return chunks + 2 * TILE * dim + 4 * WIDE_TILE * (dim + 8) + 1024
         tiles = 1 if step else self.warpgroups
         transformed = TILE * (dim + 8) if step else self.warpgroups * 4 * dim
-        return 4 * dim * dim + 32 * dim + tiles * TILE * 2 * dim + 4 * transformed + 1024
+        weights = 2 * self.k_spec.head_dim**2 if self.feedback else 0
+        return 4 * dim * dim + 32 * dim + tiles * TILE * 2 * dim + 4 * transformed + weights + 1024
 
 
 def variant(
@@ -240,7 +245,7 @@ def _load(made: WriteVariant, device: torch.device) -> dict[str, nvrtc.Kernel]:
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         many = 128 * made.warpgroups
-        threads = {} if made.wide else {"oscar_write": many, "oscar_write_slots": many}
+        threads = {} if made.only_step else {"oscar_write": many, "oscar_write_slots": many}
         threads["oscar_write_step"] = 32 * STEP_ROWS
         loaded = dict(zip(threads, nvrtc.load(code, threads), strict=True))
         for name, kernel in loaded.items():
@@ -331,10 +336,10 @@ def arguments(
     def tiles(rows: int) -> tuple[int, ...]:
         return tuple(side.matrices * -(-side.rows // rows) for side in sides)
 
-    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > 128
-    most = WIDE_TILE if wide else TILE
+    made = variant(cache, targets, feedback=transforms.k_feedback is not None)
+    most = WIDE_TILE if made.wide else TILE
     fitting = next((n for n in range(STEP_ROWS, most + 1, STEP_ROWS) if sum(tiles(n)) <= sms), None)
-    step = wide or (fitting is not None if step is None else step)
+    step = made.only_step or (fitting is not None if step is None else step)
     rows = fitting or most
     if step:
         given = tiles(rows)
@@ -354,6 +359,17 @@ def arguments(
     slots = parts == "slots" and rows_out is None
     kernel = "oscar_write_step" if step else "oscar_write_slots" if slots else "oscar_write"
     return Launch(kernel, parameters, sum(side.blocks for side in sides))
+
+
+def too_many_to_carry_on(key: Tensor, query: Tensor | None, cache: LayerCache, sms: int) -> bool:
+    """Whether rows with feedback are more than a block for every multiprocessor takes. A warp for
+    each row is then slower than Triton: 8,192 tokens of 8 heads of 128 take 957 and 252
+    microseconds on an H200 (`contrib/kernel_bench/run.py --only write --feedback`)."""
+    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > 128
+    heads, rows = cache.num_kv_heads, WIDE_TILE if wide else TILE
+    group = 0 if query is None else query.shape[1] // heads
+    blocks = 2 * -(-len(key) // rows) + -(-len(key) * group // rows)
+    return heads * blocks > sms
 
 
 def _side(

@@ -206,6 +206,8 @@ def _check_transforms(transforms: Transforms, heads: int, dk: int, dv: int) -> N
         if x.dtype != torch.float32:
             raise ValueError(f"{name} is {x.dtype}, not float32")
     weights = transforms.k_feedback
+    if weights is not None and transforms.k_forward.shape[0] != heads:
+        raise ValueError("k_feedback goes with a k_forward of each head, not with a shared one")
     if weights is not None and (
         weights.shape != (heads, dk, dk)
         or weights.dtype != torch.float16

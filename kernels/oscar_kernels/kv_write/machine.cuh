@@ -61,7 +61,12 @@ DEV float2 unpack_f16(u32 x) {
   return y;
 }
 // What nobody writes while kernels run.
-DEV u32 load_constant(const u16* from) { return __ldg((const u32*)from); }
+DEV void load_constants(const u16* from, u32 (&x)[1]) { x[0] = __ldg((const u32*)from); }
+DEV void load_constants(const u16* from, u32 (&x)[2]) {
+  const uint2 both = __ldg((const uint2*)from);
+  x[0] = both.x;
+  x[1] = both.y;
+}
 
 // All lanes of a warp take part.
 template <class T>
@@ -101,6 +106,10 @@ DEV float shared_load(u32 at) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
   return x;
+}
+DEV void shared_words(u32 at, u32 (&x)[1]) { asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at)); }
+DEV void shared_words(u32 at, u32 (&x)[2]) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(at));
 }
 DEV void shared_store(u32 at, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");

@@ -225,6 +225,19 @@ DEV void store_row(u16* row, const float (&x)[D / 2], int t) {
 // A row in a warp, any row: how a decode step quantizes all of its rows, and the other kernels those few that the
 // straight way does not fit.
 
+// Weights of feedback of one head, rows of D halves: in shared memory, or where they do not fit, elsewhere.
+struct Feedback {
+  const u16* halves;
+  u32 shared;
+  template <int N>
+  DEV void load(int at, u32 (&x)[N]) const {
+    if (halves)
+      load_constants(halves + at, x);
+    else
+      shared_words(shared + at * 2, x);
+  }
+};
+
 // A row in a warp. Its codes are one or two parts of BYTES bytes; a byte has fields of IN_BYTE quarters. A lane has
 // OWN_BYTES bytes of OWN_PARTS parts, every 32nd from `l % BYTES` on, and in them the fields of QUARTERS quarters, from
 // `l / BYTES * QUARTERS` on. Value `i` is of quarter `i / OWN_BYTES` of these.
@@ -286,47 +299,48 @@ struct WarpRow {
     return x;
   }
 
+  // Weights of the four channels of a byte: for the later channels that this lane has, and for those of the byte.
+  struct Weights {
+    static constexpr int PAIRS = QUARTERS / 2;
+    u32 own[4][OWN_BYTES][PAIRS], inside[4][2];
+    DEV Weights(const Feedback& from, int turn, int first) {
+      UNROLL for (int q = 0; q < 4; q++) {
+        UNROLL for (int b = 0; b < OWN_BYTES; b++) from.load((turn * 4 + q) * D + first + b * 128, own[q][b]);
+        from.load((turn * 4 + q) * D + turn * 4, inside[q]);
+      }
+    }
+  };
   // Codes where a channel makes up for the errors of those before it, see quantizer.py. All lanes find the four codes
-  // of a byte one after the other, and carry their errors on to their own later channels. `range` has the scale of
-  // every quarter.
-  DEV void carry_on(u8* codes, const Scale<R::BITS> (&range)[4], const float (&y)[EACH], const u16* feedback) {
-    constexpr int STEPS = 1 << R::BITS, IN_LANE = QUARTERS / 2;  // pairs of weights that a lane needs of a row
-    float target[EACH];
+  // of a byte one after the other, and carry what they leave on to their own later channels. `range` has the scale of
+  // every quarter, `target` the row before its clip.
+  DEV void carry_on(u8* codes, const Scale<R::BITS> (&range)[4], float (&target)[EACH], const Feedback& feedback) {
+    constexpr int PAIRS = Weights::PAIRS, TURNS = BYTES < 32 ? BYTES : 32;
+    const int first = byte * 4 + quarter;
     u32 own[OWN_BYTES] = {};
-    UNROLL for (int i = 0; i < EACH; i++) target[i] = y[i];
-    UNROLL for (int slot = 0; slot < OWN_BYTES; slot++) {
-      constexpr int TURNS = BYTES < 32 ? BYTES : 32;
-      UNROLL_1 for (int turn = 0; turn < TURNS; turn++) {
-        const u16* rows = feedback + (slot * 32 + turn) * 4 * D;
-        u32 weights[4][OWN_BYTES][IN_LANE], inside[4][2];
-        UNROLL for (int q = 0; q < 4; q++) {
-          UNROLL for (int b = 0; b < OWN_BYTES; b++) UNROLL for (int n = 0; n < IN_LANE; n++)
-              weights[q][b][n] = load_constant(rows + q * D + (byte + b * 32) * 4 + quarter + 2 * n);
-          UNROLL for (int n = 0; n < 2; n++)
-              inside[q][n] = load_constant(rows + q * D + (slot * 32 + turn) * 4 + 2 * n);
-        }
-        float four[4], rest[4];
-        UNROLL for (int q = 0; q < 4; q++)
-            four[q] = float_of(shuffle_from(bits_of(target[q % QUARTERS * OWN_BYTES + slot]), turn + q / QUARTERS * BYTES));
-        u32 found = 0;
-        UNROLL for (int q = 0; q < 4; q++) {
-          const u32 code = code_bits<R::BITS>(fmaf(four[q] - range[q].from, range[q].inverse, range[q].shift));
-          rest[q] = fmaf(float_of(code) - ONE, range[q].step, range[q].low) - four[q];
-          found |= (code & (STEPS - 1)) << R::BITS * q;
-          UNROLL for (int later = q + 1; later < 4; later++) {
-            const float2 pair = unpack_f16(inside[q][later / 2]);
-            four[later] = fmaf(rest[q], later % 2 ? pair.y : pair.x, four[later]);
-          }
-        }
-        if (byte == turn) own[slot] = found;
-        UNROLL for (int q = 0; q < 4; q++) UNROLL for (int b = 0; b < OWN_BYTES; b++)
-            UNROLL for (int n = 0; n < IN_LANE; n++) {
-          const float2 pair = unpack_f16(weights[q][b][n]);
-          float &first = target[2 * n * OWN_BYTES + b], &second = target[(2 * n + 1) * OWN_BYTES + b];
-          first = fmaf(rest[q], pair.x, first);
-          second = fmaf(rest[q], pair.y, second);
+    Weights weights(feedback, 0, first);
+    UNROLL for (int slot = 0; slot < OWN_BYTES; slot++) UNROLL_1 for (int turn = 0; turn < TURNS; turn++) {
+      float four[4], rest[4];
+      UNROLL for (int q = 0; q < 4; q++)
+          four[q] = float_of(shuffle_from(bits_of(target[q % QUARTERS * OWN_BYTES + slot]), turn + q / QUARTERS * BYTES));
+      const Weights next(feedback, min(slot * 32 + turn + 1, BYTES - 1), first);
+      u32 found = 0;
+      UNROLL for (int q = 0; q < 4; q++) {
+        const u32 code = code_bits<R::BITS>(fmaf(four[q] - range[q].from, range[q].inverse, range[q].shift));
+        rest[q] = fmaf(float_of(code) - ONE, range[q].step, range[q].low) - four[q];
+        found |= (code & ((1 << R::BITS) - 1)) << R::BITS * q;
+        UNROLL for (int later = q + 1; later < 4; later++) {
+          const float2 pair = unpack_f16(weights.inside[q][later / 2]);
+          four[later] = fmaf(rest[q], later % 2 ? pair.y : pair.x, four[later]);
         }
       }
+      if (byte == turn) own[slot] = found;
+      UNROLL for (int q = 0; q < 4; q++) UNROLL for (int b = 0; b < OWN_BYTES; b++) UNROLL for (int n = 0; n < PAIRS; n++) {
+        const float2 pair = unpack_f16(weights.own[q][b][n]);
+        float &one = target[2 * n * OWN_BYTES + b], &other = target[(2 * n + 1) * OWN_BYTES + b];
+        one = fmaf(rest[q], pair.x, one);
+        other = fmaf(rest[q], pair.y, other);
+      }
+      weights = next;
     }
     if (lane < BYTES) {
       UNROLL for (int b = 0; b < OWN_BYTES; b++) UNROLL for (int part = 0; part < R::BITS / 2; part++)
@@ -334,8 +348,8 @@ struct WarpRow {
     }
   }
 
-  // `feedback` is the matrix of the row's head, for rows that have one.
-  DEV void quantize(u8* codes, u16* affine, const u16* feedback) {
+  // `feedback` is that of the row's head, for rows that have it.
+  DEV void quantize(u8* codes, u16* affine, const Feedback& feedback = {}) {
     float y[EACH];
     if constexpr (R::FED_BACK) {
       UNROLL for (int i = 0; i < EACH; i++) y[i] = x[i];

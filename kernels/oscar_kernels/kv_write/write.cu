@@ -122,8 +122,7 @@ struct Block {
       const long long place = (long long)((u64)high << 32 | low);
       WarpRow<R> row(lane);
       row.load(apart);
-      const int head = (int)shuffle_from((u32)(i ? at.head[1] : at.head[0]), from);
-      row.quantize(codes_at(place), affine_at(place), p.feedback + (long long)head * D * D);
+      row.quantize(codes_at(place), affine_at(place));
       warp_sync();
     }
   }
@@ -136,10 +135,6 @@ struct Block {
     }
     if constexpr (R::CACHED) {
       if (!SLOTS && !p.to_slots) return;
-      if constexpr (R::FED_BACK) {
-        store_apart(vote(at.valid[0]) & 0x11111111 | (vote(at.valid[1]) & 0x11111111) << 1, at, x);
-        return;
-      }
       float low[2][R::G], high[2][R::G], limit[2] = {0.f, 0.f};
       bool plain[2] = {true, true};
       extremes<R>(x, low, high, plain);
@@ -217,7 +212,7 @@ DEV Place place_of(const Params& p, const Side& s, int matrix, int row) {
 }
 
 template <class R>
-DEV void finish_row(const Params& p, const Side& s, const Place& to, WarpRow<R>& row) {
+DEV void finish_row(const Params& p, const Side& s, const Place& to, WarpRow<R>& row, const Feedback& feedback) {
   constexpr int D = R::D;
   if (s.out) row.store_exact(s.out + wide(to.token, s.out_token) + to.head * s.out_head);
   if constexpr (R::CACHED) {
@@ -228,8 +223,7 @@ DEV void finish_row(const Params& p, const Side& s, const Place& to, WarpRow<R>&
                       (((long long)p.sink_block[to.request] * p.sink + to.position) * p.heads + to.head) * D);
     if (!p.to_slots) return;
     const long long at = to.slot * p.heads + to.head;
-    row.quantize(p.codes + at * RECORD + R::CODES_AT, p.affine + at * AFFINE + R::AFFINE_AT,
-                 p.feedback + (long long)to.head * D * D);
+    row.quantize(p.codes + at * RECORD + R::CODES_AT, p.affine + at * AFFINE + R::AFFINE_AT, feedback);
   }
 }
 
@@ -293,6 +287,17 @@ DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
   } else {
     load_matrix<R, STEP_THREADS>(s, matrix, weights);
   }
+  Feedback feedback = {};
+  if constexpr (R::FED_BACK) {  // with it a head has a matrix
+    const u16* halves = p.feedback + wide(matrix, D * D);
+    if constexpr (CHUNKED) {
+      feedback.halves = halves;
+    } else {
+      feedback.shared = rows + 4 * TILE * (D + STRIDE_PAD);
+      UNROLL_1 for (int i = thread * 8; i < D * D; i += STEP_THREADS * 8) copy_async(feedback.shared + i * 2, halves + i);
+      copies_commit();
+    }
+  }
   wait_for_previous();
   UNROLL_1 for (int r = first + thread / UNITS; r < end; r += EACH) {
     const int token = token_of(s, r), head = matrix * s.heads + r - token * s.heads;
@@ -318,11 +323,13 @@ DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
     if (row + STEP_ROWS < end) next = place_of<R>(p, s, matrix, row + STEP_ROWS);
     WarpRow<R> own(lane);
     own.load(rows + place_of_product<D>(row - first, 0));
-    finish_row<R>(p, s, to, own);
+    finish_row<R>(p, s, to, own, feedback);
   }
 }
 
-#if DK <= 128 && DV <= 128  // else the kernel for few rows is the only one: a larger matrix does not fit a block
+// Else the kernel for few rows is the only one: a larger matrix does not fit a block, and carrying errors on takes a warp
+// for each row, which is too slow for many of them.
+#if DK <= 128 && DV <= 128 && !FEEDBACK
 // A block of any side; SLOTS: as `Block`.
 template <bool SLOTS>
 DEV void run_many(const Params& p) {
