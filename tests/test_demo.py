@@ -3,7 +3,7 @@ measure, serve."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import re
 import signal
@@ -14,8 +14,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import smollm2
+import torch
 from engines import needs_sglang
+from tiny_models import llama_in_gguf
 
+from oscar_zoo.models.loading import load_model
 from oscar_zoo.registry.pins import PinFile
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,10 +41,9 @@ except KeyboardInterrupt:
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The demo as a module, with a command line that only writes down what it was asked."""
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples/demo.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    module = importlib.import_module("demo")
     monkeypatch.setattr(module, "CLI", program(tmp_path / "oscar-zoo", FAKE))
     return module
 
@@ -51,12 +54,10 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def computations(
-    demo: ModuleType, work: Path, monkeypatch: pytest.MonkeyPatch, options: Sequence[str] = ()
-) -> list[str]:
+def computations(demo: ModuleType, work: Path, options: Sequence[str] = ()) -> list[str]:
     """The command lines of `compute` that a run in `work` comes to."""
     demo.prepare(work, options)
-    monkeypatch.chdir(work)
+    os.chdir(work)
     demo.compute(options)
     told = work / "commands.txt"
     return told.read_text().splitlines() if told.exists() else []
@@ -65,37 +66,26 @@ def computations(
 def test_the_demo_computes_once_from_the_same_inputs(
     demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = tmp_path / "demo"
-    (first,) = computations(demo, work, monkeypatch)
-    assert first.startswith("compute ")
-    assert not {"-q", "--quiet", "--resume"} & set(first.split())
-    assert computations(demo, work, monkeypatch) == []
+    work, (quick, _) = tmp_path / "demo", demo.QUICK
+    (first,) = computations(demo, work, quick)
+    assert first.startswith("compute ") and set(quick) <= set(first.split())
+    assert computations(demo, work, quick) == []
+    (whole,) = computations(demo, work)
+    assert not {"-q", "--quiet", "--resume", *quick} & set(whole.split())
+    assert computations(demo, work) == []
     assert (work / "rotation.report.html").exists()
     text = tmp_path / "calibration.txt"
     text.write_text("another text")
     monkeypatch.setattr(demo, "ROOT", Path("/"))
     monkeypatch.setattr(demo, "CALIBRATION", text)
-    assert len(computations(demo, work, monkeypatch)) == 1
+    assert len(computations(demo, work)) == 1
 
 
-def test_a_quick_rotation_is_not_the_one_of_the_whole_demo(
-    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work, (quick, _) = tmp_path / "demo", demo.QUICK
-    (first,) = computations(demo, work, monkeypatch, quick)
-    assert set(quick) <= set(first.split())
-    assert computations(demo, work, monkeypatch, quick) == []
-    (whole,) = computations(demo, work, monkeypatch)
-    assert not set(quick) & set(whole.split())
-
-
-def test_an_interrupted_computation_of_the_demo_continues(
-    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_computation_of_the_demo_continues(demo: ModuleType, tmp_path: Path) -> None:
     work = tmp_path / "demo"
     demo.prepare(work)
     (work / "rotation.work/whole").mkdir(parents=True)
-    (command,) = computations(demo, work, monkeypatch)
+    (command,) = computations(demo, work)
     assert command.endswith("--resume")
 
 
@@ -109,7 +99,7 @@ def test_the_demo_measures_once_what_has_not_changed(
     work, options = tmp_path / "demo", ("--windows", "2")
 
     def evaluations(options: Sequence[str] = options) -> list[str]:
-        computations(demo, work, monkeypatch)
+        computations(demo, work)
         assert demo.measure(options) == {"rows": []}
         told = work / "commands.txt"  # the demo empties the folder
         lines = told.read_text().splitlines() if told.exists() else []
@@ -132,13 +122,11 @@ def test_the_demo_measures_once_what_has_not_changed(
     assert len(evaluations(("--windows", "3"))) == 1
 
 
-def test_the_demo_does_not_read_the_lock_of_the_checkout(
-    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_does_not_read_the_lock_of_the_checkout(demo: ModuleType, tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "oscar-zoo.lock").write_text("of steps by hand")
     demo.prepare(tmp_path / ".demo")
-    monkeypatch.chdir(tmp_path / ".demo")
+    os.chdir(tmp_path / ".demo")
     assert PinFile.of_project().read().artifacts == ()
 
 
@@ -161,10 +149,29 @@ def test_an_interrupted_demo_ends_without_a_traceback(tmp_path: Path) -> None:
     os.killpg(child.pid, signal.SIGINT)
     _, told = child.communicate(timeout=300)
     assert child.returncode == 130
-    assert told.split("\n")[1:] == [
-        "Interrupted; the next run continues with what was computed.",
-        "",
-    ]
+    assert told == "\nInterrupted; the next run continues with what was computed.\n"
+
+
+def test_a_model_comes_out_of_gguf_as_it_was(demo: ModuleType, tmp_path: Path) -> None:
+    model = llama_in_gguf(tmp_path / "tiny.gguf")
+    smollm2.make(tmp_path / "tiny.gguf", tmp_path / "demo/model")
+    demo.prepare(tmp_path / "demo", source=tmp_path / "demo/model")
+    loaded = load_model(str(tmp_path / "demo/model"))
+    found = loaded.model.state_dict()
+    assert loaded.dtype == "bfloat16" and found.keys() == model.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in model.items())
+    assert loaded.tokenizer.tokenize("ab12") == ["ab", "1", "2"]
+    assert loaded.tokenizer.eos_token == "<|im_end|>" and loaded.tokenizer.chat_template == "chat"
+
+
+def test_a_model_is_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
+    outside = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    command = [sys.executable, smollm2.__file__, tmp_path / "demo/model"]
+    done = subprocess.run(command, env=outside, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "error: " in done.stderr
+    assert not (tmp_path / "demo").exists() and smollm2.PACKAGE in done.stderr
+    with pytest.raises(SystemExit, match="SHA-256"):
+        smollm2.check(Path(__file__), smollm2.WHEEL_SHA256)
 
 
 @pytest.mark.sglang

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.files import read_file, sha256_hex
+from oscar_zoo.artifact.files import read_file, read_start, sha256_hex
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound
+from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound, UnsupportedModel
 from oscar_zoo.models import model_hub
 from oscar_zoo.models.geometry import (
     PER_LAYER,
@@ -37,6 +37,8 @@ from oscar_zoo.models.geometry import (
 from oscar_zoo.models.model_hub import kept_config
 
 NAME = "config.json"
+GGUF = b"GGUF"
+"""What such a file of weights begins with."""
 GENERATION_NAME = "generation_config.json"
 
 DIVIDED = frozenset(
@@ -160,7 +162,26 @@ def check_present(folder: Path) -> None:
         empty = folder.is_dir() and not any(folder.iterdir())
         message = f"{path_text(folder)} has no {NAME}."
         hint = "name the folder of a Hugging Face checkpoint"
-        raise (PathNotFound if empty else InvalidModel)(message, hint=hint)
+        error = (PathNotFound if empty else InvalidModel)(message, hint=hint)
+        raise gguf_refusal(folder) or error
+
+
+def gguf_refusal(path: Path) -> UnsupportedModel | None:
+    """The error for a GGUF file, or for a folder whose only weights are such files."""
+    if path.is_file():
+        found = read_start(path.resolve(), len(GGUF)) == GGUF
+    else:
+        found = any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
+    return gguf_weights(path_text(path)) if found else None
+
+
+def gguf_weights(shown: str) -> UnsupportedModel:
+    # No converter is named: transformers gives some of these models another tokenizer than theirs.
+    return UnsupportedModel(
+        f"{shown} holds quantized weights in GGUF, which is not read.",
+        hint="fetch the model that its page calls the base model: hf download ORG/NAME --local-dir"
+        " ./NAME",
+    )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -94,6 +94,17 @@ def kept_config(source: str, revision: str | None = None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+def offers_only_gguf(source: str) -> bool:
+    """Whether the weights of a model on Hugging Face are GGUF files alone, as far as it tells."""
+    from huggingface_hub import list_repo_files
+
+    try:
+        ends = {name.rpartition(".")[2] for name in list_repo_files(source)}
+    except Exception:  # not public types; that the model cannot be loaded was known before
+        return False
+    return "gguf" in ends and "safetensors" not in ends
+
+
 def _offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").strip().lower() in _TRUE
 

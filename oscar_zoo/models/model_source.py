@@ -68,9 +68,9 @@ def local_folder(path_or_id: str) -> Path | None:
     if path.is_dir():
         return path.resolve()
     if path.exists():
-        raise InvalidModel(
-            f"{path_or_id} is a file, not a model folder.", hint="name the folder that holds it"
-        )
+        message = f"{path_or_id} is a file, not a model folder."
+        error = InvalidModel(message, hint="name the folder that holds it")
+        raise config_file.gguf_refusal(path) or error
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path_or_id):
         return None
     raise PathNotFound.for_path(path_or_id, "model folder")
@@ -99,7 +99,7 @@ def silent_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkError:
+def unusable(where: str, what: str, error: Exception) -> OscarZooError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
         type(error).__name__
     ]
@@ -111,6 +111,8 @@ def unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkE
     elif "connect" in cause or "offline" in cause:
         hint = "check the network, or give a local folder"
         return NetworkError(f"cannot load {where}: {cause[:300]}", hint=hint)
+    elif model_hub.offers_only_gguf(where):
+        return config_file.gguf_weights(where)
     else:
         hint = "check its name, the revision and the network, or give a local folder"
     return InvalidModel(f"cannot load {where}: {what}: {cause[:300]}", hint=hint)

@@ -16,7 +16,7 @@ from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import mistaken_content, read_start
 from oscar_zoo.artifact.tensor_file import METADATA
 from oscar_zoo.errors import InvalidModel, MalformedFile, StorageError
-from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.config_file import ConfigFile, gguf_refusal
 from oscar_zoo.models.weight_count import quantization
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -41,7 +41,7 @@ def check_model_folder(folder: Path) -> None:
     """Refuse a folder that cannot be loaded or served, before anything reads its weights."""
     if not any(folder.glob("*.safetensors")):
         message = f"{folder} has no *.safetensors weights; no others are read."
-        raise InvalidModel(message, hint="convert or download them")
+        raise gguf_refusal(folder) or InvalidModel(message, hint="convert or download them")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         hint = f"it needs one of {', '.join(TOKENIZER_FILES)}"
         raise InvalidModel(f"{folder} has no tokenizer.", hint=hint)

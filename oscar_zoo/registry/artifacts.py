@@ -32,6 +32,7 @@ from oscar_zoo.registry.targets import (
     computing,
     looking_up,
     model_to_compute,
+    refusal,
     tell_of_folder,
 )
 from oscar_zoo.registry.trust import Trust
@@ -223,9 +224,8 @@ def stored_artifact(stored: StoredArtifact, copy: Path | None = None) -> Artifac
 def open_folder(path: Path, observer: Observer) -> Artifact:
     """Open the artifact in the folder `path`, and tell its warnings."""
     if path.is_file():
-        raise UsageError(
-            f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both"
-        )
+        message = f"{path} is one file; a cache needs K and V."
+        raise refusal(path, UsageError(message, hint="give the folder that holds both"))
     verified = _verified_folder(path)
     for text in verified.warnings:
         observer.note(warning_note(text))

@@ -107,7 +107,7 @@ def choose_model(model: str | Path) -> ModelChoice:
     if choice is not None:
         return choice
     if os.path.isfile(model):  # noqa: PTH113 (any text: no errors)
-        raise _a_file(model[:200])
+        raise a_file(Path(model))
     error = PathNotFound(f"no model is called {model!r}.")
     if os.path.isdir(model):  # noqa: PTH112 (any text: no errors)
         error.advise(f"did you mean the folder {path_text(path)}, which has no config.json?")
@@ -139,7 +139,7 @@ def _model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoi
     """The model in the folder `path`, by default with what the zoo knows about a model of the
     folder's name."""
     if path.is_file():
-        raise _a_file(str(path))
+        raise a_file(path)
     # written as a path, or a loader could take it for the id of a model on a hub
     source = path_text(path)
     if not path.is_dir():
@@ -167,9 +167,17 @@ def holds_model(path: Path) -> bool:
     return os.path.isfile(path / "config.json")  # noqa: PTH113 (any text: no errors)
 
 
-def _a_file(shown: str) -> UsageError:
+def a_file(path: Path) -> OscarZooError:
+    """The error for a file in the place of a model's folder."""
     hint = "give the folder that holds config.json"
-    return UsageError(f"{shown} is a file, not a model folder.", hint=hint)
+    return refusal(path, UsageError(f"{path} is a file, not a model folder.", hint=hint))
+
+
+def refusal(path: Path, error: OscarZooError) -> OscarZooError:
+    """The `error` for what is at `path`, or a better one where that is a model in GGUF."""
+    from oscar_zoo.models.config_file import gguf_refusal
+
+    return gguf_refusal(path) or error
 
 
 def _namesake_note(place: Path) -> str:
@@ -337,10 +345,14 @@ def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
     if not os.path.lexists(target.path):
         hint = "check the path, or give a name: oscar-zoo list"
         return PathNotFound(f"no such file or folder: {target}", hint=hint)
-    if target.path.is_dir() and not find_artifacts(target.path):
+    here = f"it is here already: oscar-zoo verify {quote(target.text)}"
+    error: OscarZooError = UsageError(text, hint=here)
+    if find_artifacts(target.path):
+        return error
+    if target.path.is_dir():
         hint = "name another folder, or an artifact: oscar-zoo list"
-        return PathNotFound(f"no model (config.json) and no rotations in {target}.", hint=hint)
-    return UsageError(text, hint=f"it is here already: oscar-zoo verify {quote(target.text)}")
+        error = PathNotFound(f"no model (config.json) and no rotations in {target}.", hint=hint)
+    return refusal(target.path, error)
 
 
 def _is_model_folder(path: Path) -> bool:

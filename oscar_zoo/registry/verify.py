@@ -34,7 +34,7 @@ from oscar_zoo.registry.known_names import close_names, find_stored, status_warn
 from oscar_zoo.registry.params import VerifyParams
 from oscar_zoo.registry.signatures import SignatureWish, signature_in, signature_of, with_signature
 from oscar_zoo.registry.store import Store, StoredArtifact
-from oscar_zoo.registry.targets import NameTarget, looking_up, parse
+from oscar_zoo.registry.targets import NameTarget, a_file, looking_up, parse, refusal
 from oscar_zoo.verb import python_call
 
 WANTED = "give a rotation file, or a folder that holds a K/V pair"
@@ -216,7 +216,8 @@ def artifacts_at(path: Path) -> Place:
     found = [path] if path.is_file() else find_artifacts(path)
     if not found:
         refuse_links(path)
-        raise PathNotFound(f"no rotation files in {path_text(path)}.", hint=WANTED)
+        message = f"no rotation files in {path_text(path)}."
+        raise refusal(path, PathNotFound(message, hint=WANTED))
     return Place(path, found)
 
 
@@ -253,9 +254,7 @@ def _model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> 
     if path.is_dir():
         return describe(path)
     if path.exists():
-        raise UsageError(
-            f"{model} is a file, not a model folder.", hint="give the folder that holds config.json"
-        )
+        raise a_file(path)
     if isinstance(model, Path) or is_path(model):
         raise PathNotFound.for_path(model, "model folder")
     close = Catalog.packaged().close_matches(model)

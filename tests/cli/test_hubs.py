@@ -27,6 +27,7 @@ from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import REPORT_NAME, Manifest
 from oscar_zoo.registry.publish import REPORT_HEAD
 
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 TAG = "seq512_prompt2_group64"
 ONE = f"tiny-qwen3-hard/{TAG}"
 TOKENS = {"HF_TOKEN": "hf_test", "MODELSCOPE_API_TOKEN": "ms-test"}
@@ -403,3 +404,12 @@ def test_modelscope_takes_its_variable_only(
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", TOKEN)
     assert "MODELSCOPE_API_TOKEN" in cli(0, "login", "ms") and TOKEN not in cli.out + cli.err
     assert cli.json(0, "login", "ms")["source"] == "MODELSCOPE_API_TOKEN"
+
+
+@pytest.mark.parametrize("files", [{}, {"config.json": (MODEL / "config.json").read_bytes()}])
+def test_a_repository_that_has_only_gguf_is_refused(
+    server: HubServer, cli: QuickCli, files: dict[str, bytes]
+) -> None:
+    server.repository("me/tiny-GGUF", files={"Q4_1/tiny.gguf": b"GGUF", **files})
+    told = cli("compute", "me/tiny-GGUF", "--calib-tokens", "64", "--output-dir", "out", "--json")
+    assert (told.code, told.json["error"]["code"]) == (1, "unsupported.model"), told.out

@@ -120,6 +120,9 @@ def make_world(root: Path) -> None:
     for lost in ("weights", "tokenizer"):
         ignored = {"weights": "model.safetensors", "tokenizer": "tokenizer*"}[lost]
         shutil.copytree(MODEL, model / f"no-{lost}", ignore=shutil.ignore_patterns(ignored))
+    write_folder(model / "gguf", {"q4.gguf": b"GGUF\x03\0\0\0"})
+    shutil.copytree(model / "gguf", model / "gguf-config")
+    shutil.copy(MODEL / "config.json", model / "gguf-config")
     make_odd(root)
     (root / ODD / "file.json").write_text("{}")
 

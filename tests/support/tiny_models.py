@@ -87,6 +87,45 @@ def build(family: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Lo
     return LoadedModel(model, None, block, str(dtype).removeprefix("torch."))
 
 
+def llama_in_gguf(path: Path) -> dict[str, Tensor]:
+    """Write a Llama model as llama.cpp does, with a vocabulary for `ab12`; its weights in bfloat16
+    by their names in Hugging Face."""
+    import gguf
+
+    shape = {"num_hidden_layers": 2, "vocab_size": 8, "tie_word_embeddings": True, "head_dim": 8}
+    model = build("Llama", torch.bfloat16, **shape, attention_bias=False).model
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
+    file = gguf.GGUFWriter(path, "llama")
+    for name, weight in model.base_model.named_parameters(prefix="model"):
+        values = weight.detach().float().numpy()
+        if "q_proj" in name or "k_proj" in name:  # numbers that turn together lie side by side
+            values = values.reshape(-1, 2, 4, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        file.add_tensor(names.get_name(name, (".weight",)), values.copy())
+    file.add_block_count(2)
+    file.add_context_length(256)
+    file.add_embedding_length(32)
+    file.add_feed_forward_length(48)
+    file.add_head_count(4)
+    file.add_head_count_kv(2)
+    file.add_layer_norm_rms_eps(1e-6)
+    file.add_rope_freq_base(10_000.0)
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    file.add_token_list([*control, "a", "b", "1", "2", "ab"])
+    file.add_token_types([3, 3, 3, 1, 1, 1, 1, 1])
+    file.add_token_merges(["a b"])
+    for add, token in (
+        (file.add_unk_token_id, 0), (file.add_bos_token_id, 1), (file.add_eos_token_id, 2),
+        (file.add_pad_token_id, 2),
+    ):  # fmt: skip
+        add(token)
+    file.add_chat_template("chat")
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    return dict(model.state_dict())
+
+
 def sequences(*lengths: int, seed: int = 0, vocabulary: int = VOCABULARY) -> CalibrationData:
     generator = torch.Generator().manual_seed(seed)
     drawn = (torch.randint(0, vocabulary, (n,), generator=generator) for n in lengths)
