@@ -19,7 +19,7 @@ from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.evaluate.against_table import ALL, choices
 from oscar_zoo.evaluate.outcome import AgainstReport, EvalReport
 from oscar_zoo.evaluate.params import EvalParams, RulerParams, again, from_python, numbers
-from oscar_zoo.evaluate.shared import NAMES, Phase, read_text
+from oscar_zoo.evaluate.shared import TEXTS, Phase, read_text
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import score_file, targets
@@ -337,7 +337,7 @@ def _command(params: EvalParams, artifact: Artifact, changes: Mapping[str, str])
     """The command that measures the same again; a file of the user is not named."""
     data = params.data or DATA
     rest: dict[str, object] = {
-        "data": data if data in NAMES else "FILE",
+        "data": data if data in TEXTS else "FILE",
         "windows": params.windows or WINDOWS,
         "length": params.length or LENGTH,
         "answers": params.answers or ANSWERS,
