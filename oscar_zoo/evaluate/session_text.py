@@ -45,6 +45,16 @@ def schemas() -> list[dict[str, Any]]:
     return found
 
 
+def is_call(text: str) -> bool:
+    """Whether it is a call of one of the tools, with every argument that it needs."""
+    try:
+        found = json.loads(text)
+        needed = _TOOLS[found["name"]][1]
+        return bool(set(needed) <= found["arguments"].keys())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
+
+
 def write_session(files: Mapping[str, str], seed: str) -> Iterator[Piece]:
     """The pieces of a session without an end; `files` are code by path."""
     return _Session(files, random.Random(seed)).pieces()
