@@ -128,6 +128,8 @@ def evaluate(
     from oscar_zoo.models.memory import memory_errors
 
     sessions = SESSIONS in params.tasks
+    if sessions and {*params.tasks} != {SESSIONS}:
+        raise UsageError("sessions are measured alone.", hint="measure the other tasks apart")
     length = params.length or (_LENGTH if sessions else LENGTH)
     settings = settings_of(values, subject.recipe)
     if (names or sessions) and len(settings) > 1:

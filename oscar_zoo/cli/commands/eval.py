@@ -88,9 +88,8 @@ def _asks_benchmarks(params: EvalParams) -> bool:
                 f"no such task: {name}.", hint=f"tasks: {', '.join((*TEXT_TASKS, *NAMES))}"
             )
     texts = [name for name in params.tasks if name in TEXT_TASKS]
-    alone = {*texts} == {"sessions"} and params.engine == "transformers"
-    wrong = ["tasks"] if "sessions" in texts and not alone else []
-    _refuse(params, wrong, "sessions is measured alone, in this process.", "give two commands")
+    wrong = ["tasks"] if "sessions" in texts and params.engine != "transformers" else []
+    _refuse(params, wrong, "sessions is measured in this process.", "leave out --engine")
     if texts and len(texts) < len(params.tasks):
         raise UsageError(
             f"{texts[0]} is not asked together with benchmarks.", hint="give two commands"
