@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from oscar_zoo.compute.fit import draw_report, fit, merge_moments
     from oscar_zoo.compute.serve import serve
     from oscar_zoo.evaluate.benchmarks.suite import benchmark_artifact
-    from oscar_zoo.evaluate.in_process import evaluate_against, evaluate_artifact
+    from oscar_zoo.evaluate.in_process import (
+        evaluate_against,
+        evaluate_artifact,
+        evaluate_sessions,
+    )
     from oscar_zoo.evaluate.ruler import ask_long_prompts
     from oscar_zoo.registry.artifacts import Artifact
     from oscar_zoo.registry.mirror import mirror
@@ -54,6 +58,7 @@ _CALLS = {
     "draw_report": "compute.fit",
     "evaluate_against": "evaluate.in_process",
     "evaluate_artifact": "evaluate.in_process",
+    "evaluate_sessions": "evaluate.in_process",
     "fit": "compute.fit",
     "fit_gpu": "serving.fit_gpu",
     "installed": "site.cache",
@@ -87,6 +92,7 @@ __all__ = [
     "draw_report",
     "evaluate_against",
     "evaluate_artifact",
+    "evaluate_sessions",
     "fit",
     "fit_gpu",
     "installed",

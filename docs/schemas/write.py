@@ -32,6 +32,7 @@ from oscar_zoo.evaluate.outcome import (
     EvalReport,
     RulerReport,
     ServerReport,
+    SessionsReport,
 )
 from oscar_zoo.registry.changes import ErrorReport
 from oscar_zoo.registry.login import Account
@@ -149,6 +150,7 @@ GENERATED: dict[str, tuple[str, type]] = {
     "eval-1": ("A measured cache", EvalReport),
     "eval-against-1": ("Caches side by side", AgainstReport),
     "eval-benchmark-1": ("Scores of benchmarks", BenchmarkReport),
+    "eval-sessions-1": ("Caches over sessions of an agent", SessionsReport),
     "eval-server-1": ("Measured servers", ServerReport),
     "ruler-1": ("Facts in long prompts", RulerReport),
     "cache-dir-1": ("The folder of the store", cache.CacheFolder),

@@ -123,7 +123,7 @@ def compute_artifact(
     work = base.with_name(base.name + ".work")  # what an interrupted capture needs to go on
     if job.output is None:
         tell(f"no --output-dir was given: the artifact goes into {path_text(base.parent)}.")
-    for text in _about_tokens(data, needed=job.needs_data):
+    for text in (*data.notes, *_about_tokens(data, needed=job.needs_data)):
         tell(text)
     with kept_for_resume(work), memory_errors(model.block.id, model.device):
         moments = None

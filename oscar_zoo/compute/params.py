@@ -23,7 +23,7 @@ else:
 MethodName = Literal["hadamard", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned"]
 """The publishable methods of `methods.table`."""
 Bits = float | Literal["auto"] | None
-DEFAULT_TEXT = "manuals"
+DEFAULT_TEXT = "mix"
 Offline = Annotated[bool, OFFLINE]
 Output = Annotated[
     str | Path | None,
@@ -58,8 +58,8 @@ class ComputeParams:
     calib_data: Annotated[
         str | Path,
         Opt(
-            "Text or JSONL file, folder of such, a text known by name (manuals, wikitext, mmlu,"
-            " gpqa_diamond, ..), or a Hugging Face dataset:"
+            "Text or JSONL file, folder of such, a text known by name (mix, manuals, wikitext,"
+            " mmlu, gpqa_diamond, ..), or a Hugging Face dataset:"
             " ORG/NAME[@REV][:CONFIG][:SPLIT][#FIELD].",
             "SOURCE",
             shown=True,

@@ -17,9 +17,9 @@ from oscar_zoo.artifact.specs import ServingRecipe, check_groups, read_clip
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.evaluate.against_table import ALL, choices
-from oscar_zoo.evaluate.outcome import AgainstReport, EvalReport
+from oscar_zoo.evaluate.outcome import AgainstReport, EvalReport, SessionsReport
 from oscar_zoo.evaluate.params import EvalParams, RulerParams, again, from_python, numbers
-from oscar_zoo.evaluate.shared import NAMES, Phase, read_text
+from oscar_zoo.evaluate.shared import TEXTS, Phase, read_text
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import score_file, targets
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 TASKS = ("perplexity", "recall")
 DATA, WINDOWS, LENGTH, ANSWERS = "manuals", 6, 2048, 64
 """The defaults of the text, its windows, their tokens, and recall questions."""
+SESSIONS = "sessions"
+_NUMBER, _LENGTH = 2, 8192
+"""The defaults of this task, which is measured alone: sessions, and their tokens at most."""
 PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
 """The seconds are shares."""
 
@@ -90,10 +93,31 @@ def evaluate_against(
     return found
 
 
-def evaluate(params: EvalParams, observer: Observer = SILENT) -> EvalReport | AgainstReport:
-    """Measure BF16, the data-free INT2 caches and the artifact's, on the same text; for several
-    values of the recipe, BF16 and the artifact under every combination; with `against`, BF16, the
-    artifact and these alternatives."""
+@shows(EvalParams)
+def evaluate_sessions(
+    artifact: str | Path, *, observer: Observer = SILENT, **options: Any
+) -> SessionsReport:
+    """Measure BF16, data-free INT2 and the INT2 cache of an artifact over long sessions of an
+    agent, in this process.
+
+    Args:
+        artifact: name of an artifact, or its folder.
+        observer, options: as of `evaluate_artifact`; `windows` are sessions.
+
+    Returns:
+        A report with one row per cache; `to_json()` gives plain values.
+    """
+    found = evaluate(from_python(EvalParams, artifact, options | {"tasks": [SESSIONS]}), observer)
+    assert isinstance(found, SessionsReport)
+    return found
+
+
+def evaluate(
+    params: EvalParams, observer: Observer = SILENT
+) -> EvalReport | AgainstReport | SessionsReport:
+    """Measure BF16, the data-free INT2 caches and the artifact's, on the same text or sessions; for
+    several values of the recipe, BF16 and the artifact under every combination; with `against`,
+    BF16, the artifact and these alternatives."""
     values = values_of(params)
     names = [] if params.against is None else params.against.split(",")
     chosen = choices(names) if names else ()
@@ -103,17 +127,22 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> EvalReport | Ag
     from oscar_zoo.evaluate import run
     from oscar_zoo.models.memory import memory_errors
 
-    length = params.length or LENGTH
+    sessions = SESSIONS in params.tasks
+    if sessions and {*params.tasks} != {SESSIONS}:
+        raise UsageError("sessions are measured alone.", hint="measure the other tasks apart")
+    length = params.length or (_LENGTH if sessions else LENGTH)
     settings = settings_of(values, subject.recipe)
-    if names and len(settings) > 1:
+    if (names or sessions) and len(settings) > 1:
+        alone = "--against" if names else SESSIONS
         raise UsageError(
-            "--against compares methods under one recipe, and several values are given.",
+            f"{alone} compares caches under one recipe, and several values are given.",
             hint="give one of each --sink, --recent, --clip and --group-size",
         )
-    check_settings(settings, subject.block, length, always=bool(names))
+    check_settings(settings, subject.block, length, always=bool(names or sessions))
     observer.begin(PHASES, timed=False)
     model = load_subject(params, subject, observer, longest=length)
-    _tell_of_limit(length, model.block, observer)
+    if params.length or not sessions:
+        _tell_of_limit(length, model.block, observer)
     (recipe, changes), several = settings[0], settings if len(settings) > 1 else []
     what: dict[str, Any] = {
         "artifact": both_sides(subject.artifact),
@@ -123,14 +152,23 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> EvalReport | Ag
         "answers": params.answers or ANSWERS,
         "progress": lambda done, total, unit: observer.advance("measure", done, total, unit),
     }
-    report: EvalReport | AgainstReport
+    report: EvalReport | AgainstReport | SessionsReport
     with memory_errors(model.block.id, model.device):
-        if names:
+        if sessions:
+            from oscar_zoo.evaluate.sessions import measure_sessions
+
+            what = {name: what[name] for name in ("artifact", "recipe", "progress")}
+            limit = model.block.rope.max_position if model.block.rope else None
+            what |= {"number": params.windows or _NUMBER, "length": min(length, limit or length)}
+            report = measure_sessions(model, **what)
+        elif names:
             report = run.compare(model, subject.text, chosen, strict=ALL not in names, **what)
         else:
             tasks = params.tasks or TASKS
             report = run.evaluate(model, subject.text, tasks=tasks, settings=several, **what)
     observer.begin((), timed=False)
+    if isinstance(report, SessionsReport):
+        return report
     if isinstance(report, AgainstReport):
         for name, reason in report.left_out.items():
             observer.note(Note("eval.left_out", f"{name} is left out: {reason}", {"cache": name}))
@@ -337,7 +375,7 @@ def _command(params: EvalParams, artifact: Artifact, changes: Mapping[str, str])
     """The command that measures the same again; a file of the user is not named."""
     data = params.data or DATA
     rest: dict[str, object] = {
-        "data": data if data in NAMES else "FILE",
+        "data": data if data in TEXTS else "FILE",
         "windows": params.windows or WINDOWS,
         "length": params.length or LENGTH,
         "answers": params.answers or ANSWERS,

@@ -239,15 +239,26 @@ class ExactPredictions:
     def part(self, number: int, logits: Tensor) -> Part:
         """Summed divergence over the positions of a prompt, in nats, and how many they are, from
         `[n, vocabulary]` with another cache."""
-        exact, total = self.log_probabilities[number], 0.0
+        found = self.divergences(number, logits)
+        return float(found.sum()), len(found)
+
+    def divergences(self, number: int, logits: Tensor) -> Tensor:
+        """The same of each position, `[n]` float64 in main memory."""
+        exact, found = self.log_probabilities[number], []
         for block, said in zip(exact.split(LOSS_BLOCK), logits.split(LOSS_BLOCK), strict=True):
             # Rounding took them off the sum of 1, without which this would not be a divergence.
             p = block.to(said.device).float().log_softmax(-1)
             difference = p - said.float().log_softmax(-1)
             # A token that is impossible with both caches says nothing.
             terms = torch.where(p.isneginf(), 0.0, p.exp() * difference)
-            total += float(terms.sum(-1).double().sum())
-        return total, len(exact)
+            found.append(terms.sum(-1).double().cpu())
+        return torch.cat(found)
+
+
+def room_for(model: LoadedModel, max_bytes: int) -> int:
+    """Positions at which `max_bytes` hold what a model says, as `ExactPredictions` does."""
+    width: int = model.model.get_output_embeddings().weight.shape[0]
+    return max_bytes // (2 * width)
 
 
 def exact_predictions(
@@ -259,8 +270,7 @@ def exact_predictions(
 ) -> ExactPredictions:
     """Run prompts with the exact cache and keep what the model says. Scored positions are thinned
     out evenly until `max_bytes` suffice; at least one stays in each prompt."""
-    width = model.model.get_output_embeddings().weight.shape[0]
-    room = max(max_bytes // (2 * width), len(prompts))
+    room = max(room_for(model, max_bytes), len(prompts))
     share = min(1.0, room / sum(len(prompt.scored) for prompt in prompts))
     sampled = tuple(_thinned(prompt, share) for prompt in prompts)
     place, kept = _place(model, max_bytes), []

@@ -142,6 +142,30 @@ class AgainstReport(Facts):
     schema: Literal["oscar-zoo.eval-against/1"] = "oscar-zoo.eval-against/1"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SessionsRow(Bits):
+    """One cache over sessions of an agent."""
+
+    cache: Literal["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
+    divergence: Annotated[Finite, says("From the exact cache, in nats per position.")]
+    divergence_to: Annotated[
+        Mapping[str, Finite], says("The same of a stretch of positions, by its end.")
+    ]
+    calls_valid: Annotated[Share, says("Of calls of tools that parse, as predicted.")]
+    calls_same: Annotated[Share, says("Of calls that are predicted as with BF16.")]
+    call_tokens_same: Annotated[Share, says("Of tokens of calls, a gentler number.")]
+    recall: Annotated[Share, says("Of names and numbers of earlier turns, right as a whole.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionsReport(Facts):
+    """What oscar-zoo eval --task sessions prints: how caches bear long sessions of an agent,
+    simulated in the process."""
+
+    rows: tuple[SessionsRow, ...]
+    schema: Literal["oscar-zoo.eval-sessions/1"] = "oscar-zoo.eval-sessions/1"
+
+
 @dataclass(frozen=True)
 class ServedArtifact:
     """The rotations that were measured."""

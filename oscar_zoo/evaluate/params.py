@@ -182,6 +182,11 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
     this process has the same chunks. The exit code is 1 when they differ. Lists such as --chunk
     512,8192 start a server for every pair of values; --sweep is the whole list.
 
+    --task sessions runs sessions of an agent, made of code that comes with this package: turns of a
+    user, calls of tools, edits, and questions about earlier turns. It tells how far each cache
+    moves what the model says next (KL), by position; which calls of tools still parse, and which
+    are the same as with BF16; and which names of earlier turns are recalled. No scores are kept.
+
     A benchmark as --task is asked of a server with the INT2 cache, then of one with a BF16 cache,
     under the same settings. Answers are kept as they come, so the same command goes on where it
     stopped. The benchmark sample needs no network.
@@ -193,6 +198,7 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
       oscar-zoo eval Qwen3-8B --sink 0,64 --recent 128,256,512
       oscar-zoo eval Qwen3-8B --clip 0.96,0.92 --clip 0.9,0.9 --group-size 32,64
       oscar-zoo eval Qwen3-8B --against fp8,kivi,turboquant:2.5 --plot loss.svg
+      oscar-zoo eval Qwen3-8B --task sessions --length 32768 --windows 1
       oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
       oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
       oscar-zoo eval Qwen3-8B --task gpqa_diamond --task aime25 --seeds 5
@@ -206,8 +212,8 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
     tasks: Annotated[
         tuple[str, ...],
         Opt(
-            f"perplexity, recall, or a benchmark: {', '.join(NAMES)}; can be repeated. [default:"
-            " perplexity and recall]",
+            f"perplexity, recall, sessions, or a benchmark: {', '.join(NAMES)}; can be repeated."
+            " [default: perplexity and recall]",
             "TASK",
             flag="--task",
             complete="tasks",
@@ -222,10 +228,17 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
         ),
     ] = None
     windows: Annotated[
-        int | None, Opt("Text windows for perplexity. [default: 6]", "N", least=1)
+        int | None,
+        Opt("Text windows for perplexity, or sessions. [default: 6; 2 sessions]", "N", least=1),
     ] = None
     length: Annotated[
-        int | None, Opt("Tokens of a window. [default: up to 2048; 2000 of a server]", "N", least=2)
+        int | None,
+        Opt(
+            "Tokens of a window or session. [default: up to 2048; 2000 of a server; up to 8192 of a"
+            " session]",
+            "N",
+            least=2,
+        ),
     ] = None
     answers: Annotated[
         int | None, Opt("Recall questions. [default: 64; 60 of a server]", "N", least=1)

@@ -6,6 +6,7 @@ overlap.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typing import Literal
 
 from oscar_zoo.errors import PathNotFound, UsageError
 
-NAMES = ("manuals",)
+TEXTS = {"mix": "mix-{}.jsonl", "manuals": "{}.txt"}
+"""Files of `oscar_zoo.texts` by the name of a text, with the split in place of the braces."""
 Split = Literal["calibration", "validation"]
 Progress = Callable[[int, int, str], None]
 """Called with `(done, total, name of the phase)`, counted in the unit of that phase. A total of 0
@@ -33,29 +35,41 @@ class Phase:
 
 
 def text_path(name_or_path: str, split: Split) -> Path:
-    """The file that a name of `NAMES` or a path means; an existing path wins."""
+    """The file that a name of `TEXTS` or a path means; an existing path wins."""
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         raise UsageError(f"{name_or_path} is a folder.", hint="give one text or .jsonl file")
     if path.exists():
         return path
-    if name_or_path in NAMES:
-        return Path(str(resources.files("oscar_zoo.texts") / f"{split}.txt"))
+    if name_or_path in TEXTS:
+        return _shipped(name_or_path, split)
     raise PathNotFound(
         f"no such text: {name_or_path}",
-        hint=f"give a file, or a text known by name: {', '.join(NAMES)}",
+        hint=f"give a file, or a text known by name: {', '.join(TEXTS)}",
     )
 
 
 def read_text(name_or_path: str, split: Split) -> str:
-    """The text itself, as strict UTF-8."""
+    """The text itself, as strict UTF-8; the documents of `mix` are joined as they are in a text."""
     path = text_path(name_or_path, split)
+    if name_or_path in TEXTS and path.suffix == ".jsonl":
+        return "\n<|endoftext|>\n".join(one["text"] for one in mixed(split))
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path} is not UTF-8 text (byte {error.start}).", hint="give a plain text file"
         ) from None
+
+
+def mixed(split: Split) -> list[dict[str, str]]:
+    """The documents of `mix`, each with its `kind`, `source` and `text`."""
+    lines = _shipped("mix", split).read_text("utf-8").rstrip("\n").split("\n")
+    return [json.loads(line) for line in lines]
+
+
+def _shipped(name: str, split: Split) -> Path:
+    return Path(str(resources.files("oscar_zoo.texts") / TEXTS[name].format(split)))
 
 
 def ticking(progress: Progress, total: int, unit: str = "") -> Callable[[], None]:

@@ -20,12 +20,13 @@ from oscar_zoo.cli.commands.eval import TEXT_TASKS
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.render.evaluation import print_bits
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
+from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate import in_process, servers
 from oscar_zoo.evaluate.against_table import ALL, TABLE
 from oscar_zoo.evaluate.benchmarks import suite
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
 from oscar_zoo.evaluate.outcome import EvalRow
-from oscar_zoo.evaluate.params import EvalParams, again
+from oscar_zoo.evaluate.params import CACHES, EvalParams, again
 
 TEXT = (EXAMPLE.parents[1] / "text/validation.txt").read_text("utf-8")
 
@@ -223,3 +224,16 @@ def test_the_example_recalls_with_bf16_and_not_with_plain_int2(
     bits = {row["cache"]: row["bits_per_element"] for row in found["lengths"]}
     assert bits["bf16"] == 16 > bits["int2"] > 8  # 600 tokens lie in the windows, mostly
     assert page.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_sessions_are_the_same_from_the_command_and_from_python(cli: Cli, artifact: Path) -> None:
+    words = ("eval", artifact, "--model", EXAMPLE, "--task", "sessions", "--windows", 1)
+    found = cli.json(0, *words, "--length", 1900)
+    assert (found["schema"], found["length"]) == ("oscar-zoo.eval-sessions/1", 1900)
+    assert [row["cache"] for row in found["rows"]] == list(CACHES)
+    size: dict[str, Any] = {"model": EXAMPLE, "windows": 1, "length": 1900}
+    assert oscar_zoo.evaluate_sessions(artifact, **size).to_json() == found
+    with pytest.raises(UsageError):
+        oscar_zoo.evaluate_sessions(artifact, **size | {"length": 400})
+    with pytest.raises(UsageError):
+        oscar_zoo.evaluate_artifact(artifact, **size, tasks=["recall", "sessions"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from oscar_zoo.compute.data.calibration import (
     load_calibration,
     open_source,
 )
-from oscar_zoo.compute.data.documents import read_file
+from oscar_zoo.compute.data.documents import SEPARATOR, read_file
 from oscar_zoo.compute.data.hf_datasets import DatasetName
 from oscar_zoo.errors import (
     MissingDependency,
@@ -26,7 +28,10 @@ from oscar_zoo.errors import (
     PathNotFound,
     UsageError,
 )
+from oscar_zoo.evaluate import shared
 from oscar_zoo.next_step import Install
+
+MIXED = {"prose", "code", "dialogue", "tools", "languages", "mathematics", "agent"}
 
 
 def texts(source: Path | str) -> list[str]:
@@ -226,3 +231,42 @@ def test_offline_there_is_another_way(source: str, monkeypatch: pytest.MonkeyPat
     error = refusal(source, NetworkError)
     assert error.code == "network.offline"
     assert "--calib-data FILE" in str(error.hint)
+
+
+def test_a_kind_of_a_record_is_kept(tmp_path: Path) -> None:
+    lines = ['{"text": "a"}', '{"text": "b", "kind": "code"}', '{"text": "c", "kind": 3}']
+    read = list(read_file(write(tmp_path, "\n".join(lines), "data.jsonl")))
+    assert [one.kind for one in read] == [None, "code", None]
+
+
+def test_the_shipped_mix_has_every_kind_in_each_beginning_and_shares_no_document() -> None:
+    parts = {}
+    for split, tokens in (("calibration", 48_000), ("validation", 24_000)):
+        path = shared.text_path("mix", split)  # type: ignore[arg-type]
+        assert 150_000 < path.stat().st_size < 400_000
+        parts[split] = list(read_file(path))
+        kinds, read = Counter[str | None](), 0
+        for one in parts[split]:
+            assert len(one.text.encode()) <= 8000
+            kinds[one.kind] += len(one.text)
+            if (read := read + len(one.text)) > tokens:
+                break
+        assert set(kinds) == MIXED
+        assert max(kinds.values()) < read / 3 and min(kinds.values()) > read / 40
+        assert shared.read_text("mix", split).count(SEPARATOR) == len(parts[split]) - 1  # type: ignore[arg-type]
+    first, second = ({one.text for one in part} for part in parts.values())
+    assert len(first) == len(parts["calibration"]) and not first & second
+
+
+def test_tokens_of_each_kind_are_told() -> None:
+    data = load_calibration(
+        "mix", ChatLetters(), tokens=49_152, seq_len=4096, heldout_tokens=24_576
+    )
+    (note,) = data.notes
+    told = re.findall(r"([a-z]+) ([\d,]+) and ([\d,]+)", note)
+    used, held = (sum(int(row[at].replace(",", "")) for row in told) for at in (1, 2))
+    assert {row[0] for row in told} == MIXED
+    assert data.heldout is not None
+    assert (used, held) == (data.tokens_used, data.heldout.tokens)
+    assert all(row[2] != "0" for row in told)
+    assert load_calibration("manuals", ChatLetters(), tokens=4096, seq_len=4096).notes == ()

@@ -15,7 +15,7 @@ from oscar_zoo.evaluate.params import Benchmarks, EvalParams, Servers, flag_of, 
 if TYPE_CHECKING:
     from oscar_zoo.observer import Observer
 
-TEXT_TASKS = ("perplexity", "recall")
+TEXT_TASKS = ("perplexity", "recall", "sessions")
 FORMATS = (".html", ".png", ".svg")
 _TEXT_ONLY = ("windows", "length", "answers", "stream_weights")
 """Options of perplexity and recall, which benchmarks do not have."""
@@ -60,6 +60,9 @@ def run(params: EvalParams, observer: Observer) -> Any:
         check_file(params.csv)
         return servers.evaluate(params, observer)
     _refuse(params, of_servers, "needs --engine sglang.", "try: oscar-zoo eval --help")
+    if in_process.SESSIONS in params.tasks:
+        others = [name for name in ("data", "answers") if getattr(params, name) is not None]
+        _refuse(params, others, "is for perplexity and recall.", "leave it out, or --task sessions")
     if params.engine_flags:
         raise UsageError(
             f"{params.engine_flags[0]} is for an engine.",
@@ -85,6 +88,8 @@ def _asks_benchmarks(params: EvalParams) -> bool:
                 f"no such task: {name}.", hint=f"tasks: {', '.join((*TEXT_TASKS, *NAMES))}"
             )
     texts = [name for name in params.tasks if name in TEXT_TASKS]
+    wrong = ["tasks"] if "sessions" in texts and params.engine != "transformers" else []
+    _refuse(params, wrong, "sessions is measured in this process.", "leave out --engine")
     if texts and len(texts) < len(params.tasks):
         raise UsageError(
             f"{texts[0]} is not asked together with benchmarks.", hint="give two commands"
@@ -122,6 +127,7 @@ def show(outcome: Any, params: EvalParams, *, quiet: bool) -> None:
         "AgainstReport": evaluation.print_against,
         "ServerReport": evaluation.print_servers,
         "BenchmarkReport": evaluation.print_benchmarks,
+        "SessionsReport": evaluation.print_sessions,
         "EvalReport": partial(evaluation.print_report, data=params.data or "manuals"),
     }
     views[type(outcome).__name__](outcome)

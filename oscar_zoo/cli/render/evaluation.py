@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RulerReport,
         ServerReport,
         ServerRow,
+        SessionsReport,
     )
 
 _VALUES = {"sink": "SINK", "recent": "RECENT", "clip": "CLIP", "group_size": "GROUP"}
@@ -96,6 +97,28 @@ def print_bits(rows: Sequence[EvalRow]) -> None:
 def _changed(rows: Sequence[EvalRow]) -> dict[str, str]:
     """The columns of `_VALUES` that these rows need."""
     return {name: head for name, head in _VALUES.items() if name in rows[-1].changes}
+
+
+def print_sessions(report: SessionsReport) -> None:
+    """One line per cache: the divergence by position, and what becomes of calls and names."""
+    heads = [f"TO {length_text(int(end))}" for end in report.rows[0].divergence_to]
+    columns = ["BITS", "KL, nats", *heads, "CALLS PARSE", "SAME", "TOKENS", "RECALL"]
+    table = terminal.table("CACHE", *columns, right=tuple(range(1, len(columns) + 1)))
+    for row in report.rows:
+        shares = (row.calls_valid, row.calls_same, row.call_tokens_same, row.recall)
+        table.add_row(
+            cache_title(row.cache),
+            f"{row.bits_per_element_with_windows:.2f}",
+            *(f"{value:.4f}" for value in (row.divergence, *row.divergence_to.values())),
+            *(f"{share:.1%}" for share in shares),
+        )
+    terminal.out().print(table)
+    asked = report.tasks["sessions"]
+    terminal.prose(
+        f"{asked['sessions']} session(s) of {report.length:,} tokens with {asked['calls']} calls"
+        f" and {asked['recalls']} questions; KL at {asked['positions']:,} positions, by stretch;"
+        " SAME and TOKENS are calls and their tokens as with BF16"
+    )
 
 
 def print_against(report: AgainstReport) -> None:

@@ -166,8 +166,16 @@ def load_calibration(
         chat_template=any(one.templated for one in packed.documents),
         overlaps_with=opened.overlaps_with,
         texts=(*(one.text for one in packed.documents), *packed.heldout_texts),
-        notes=(*opened.notes, *(_about(packed) if heldout_tokens > 0 else ())),
+        notes=(*opened.notes, *_kinds(packed), *(_about(packed) if heldout_tokens > 0 else ())),
     )
+
+
+def _kinds(packed: Packed) -> list[str]:
+    """How much of each kind was read, where records name kinds."""
+    used, held = packed.kinds
+    names = sorted(name for name in used | held if name is not None)
+    told = ", ".join(f"{name} {used[name]:,} and {held[name]:,}" for name in names)
+    return [f"tokens calibrated on and held out, by kind: {told}."] if names else []
 
 
 def _about(packed: Packed) -> list[str]:
@@ -245,7 +253,7 @@ def _resolve(source: Path | str) -> Path | DatasetName | str:
         )
     if path.exists():
         return path
-    names = (*shared.NAMES, *hf_datasets.NAMED, *overlap.KNOWN)
+    names = (*shared.TEXTS, *hf_datasets.NAMED, *overlap.KNOWN)
     if text in names:
         return text
     name = None if isinstance(source, Path) or not text.strip("@:#") else DatasetName.parse(text)

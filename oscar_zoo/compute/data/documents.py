@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,13 @@ Message = dict[str, str]
 @dataclass(frozen=True)
 class Document:
     """One text or one chat; the text of a chat is the contents of its messages with a blank line
-    between them. `where` is file and line, for messages of errors."""
+    between them. `where` is file and line, for messages of errors; `kind` is the record's own word
+    for what it is, such as `code`."""
 
     text: str
     where: str
     messages: tuple[Message, ...] | None = None
+    kind: str | None = None
 
     @classmethod
     def chat(cls, messages: Sequence[Message], where: str) -> Document:
@@ -148,7 +150,8 @@ def documents_of(
             )
         document = _document(record[field], field, where)
         if document.text.strip():
-            yield document
+            kind = record.get("kind")
+            yield replace(document, kind=kind) if isinstance(kind, str) else document
 
 
 def _document(value: Any, field: str, where: str) -> Document:

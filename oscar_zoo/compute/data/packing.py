@@ -14,6 +14,7 @@ suffice. A document that was calibrated on is never held out when it occurs agai
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,13 +59,14 @@ class Tokenizer(Protocol):
 class Encoded:
     """One document in tokens with the end of text, or the first of them; `text` goes as far or a
     little further. `templated` says whether the chat template was applied, `answered` whether it
-    holds a turn of the assistant."""
+    holds a turn of the assistant; `kind` is that of the document."""
 
     ids: Sequence[int]
     text: str
     whole: bool
     templated: bool
     answered: bool
+    kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Encoder:
         if whole and eos is not None and not (messages is not None and eos in ids[-_ENDING:]):
             ids.append(eos)
         answered = any(message["role"] == "assistant" for message in document.messages or ())
-        return Encoded(ids, text[:end], whole, messages is not None, answered)
+        return Encoded(ids, text[:end], whole, messages is not None, answered, document.kind)
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
@@ -140,13 +142,15 @@ class Encoder:
 @dataclass(frozen=True)
 class Packed:
     """The sequences that one stream gave, the documents calibrated on and the texts held out, in
-    part or whole, and the tokens that were held out because the data ended early."""
+    part or whole, the tokens that were held out because the data ended early, and how many tokens
+    of each kind were calibrated on and held out."""
 
     sequences: tuple[TokenIds, ...]
     heldout: tuple[TokenIds, ...]
     documents: tuple[Encoded, ...]
     heldout_texts: tuple[str, ...]
     given_up: int
+    kinds: tuple[Counter[str | None], Counter[str | None]]
 
 
 @dataclass(frozen=True)
@@ -198,13 +202,19 @@ def pack(
             for item in placed
             if item.end > begin and (item.start < cut or item.digest not in used)
         ]
-        ids = [token for item in kept for token in item.encoded.ids[max(0, begin - item.start) :]]
+        pairs = [
+            (token, item.encoded.kind)
+            for item in kept
+            for token in item.encoded.ids[max(0, begin - item.start) :]
+        ]
+        ids = [token for token, _ in pairs]
         # shorter than wished, rather than fewer than `HELDOUT_SEQUENCES`
         each = max(1, min(body, len(ids) // min(max(1, number), HELDOUT_SEQUENCES)))
-        heldout = (
+        heldout = [
             start + tuple(ids[at * each : (at + 1) * each])
             for at in range(min(number, len(ids) // each))
-        )
+        ]
+        read = (item.encoded.kind for item in before for _ in item.encoded.ids)
         known = set(sequences)
         return Packed(
             sequences,
@@ -212,6 +222,7 @@ def pack(
             tuple(item.encoded for item in before),
             tuple(item.encoded.text for item in kept),
             most - cut,
+            (Counter(islice(read, cut)), Counter(kind for _, kind in pairs[: len(heldout) * each])),
         )
 
     found = packed(*_division(placed, wanted, number * body))
