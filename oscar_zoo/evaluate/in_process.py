@@ -126,6 +126,8 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> EvalReport | Ag
     report: EvalReport | AgainstReport
     with memory_errors(model.block.id, model.device):
         if names:
+            made = subject.artifact.manifest
+            what["method"] = made.fit.method if made else what["artifact"][0].objective
             report = run.compare(model, subject.text, chosen, strict=ALL not in names, **what)
         else:
             tasks = params.tasks or TASKS
