@@ -124,6 +124,7 @@ def draw(sources: Sequence[Path], target: Path) -> None:
         for axes, report in zip(panels, reports, strict=False):
             panel(axes, report)
         panels[0].set_yscale("log")
+        panels[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         figure.draw_without_rendering()  # so that limits are final
         for axes, report in zip(panels, reports, strict=False):
             write_labels(axes, report)

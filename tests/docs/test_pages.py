@@ -105,7 +105,7 @@ def test_losses_of_several_models_are_drawn_from_their_json(tmp_path: Path) -> N
         file.write_text(json.dumps(report))
     subprocess.run([sys.executable, script, target, *files], check=True)
     drawn = texts(target)
-    assert {"one", "two"} <= {*drawn} and drawn.count("wush") == drawn.count("KIVI") == 2
+    assert {"one", "two", "0.01"} <= {*drawn} and drawn.count("wush") == drawn.count("KIVI") == 2
     done = subprocess.run([sys.executable, script, target, script], capture_output=True, text=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
