@@ -9,7 +9,7 @@ import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.errors import UsageError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oscar_zoo.evaluate.simulated_cache import CacheSpec
 
 ALL = "all"
-OWN = "oscar"
+OWN = "artifact"
 """The artifact itself."""
 LONG = "32768"
 """Tokens of the long sequence of tables and charts, as a key of `bits_per_element_at`."""
@@ -36,6 +36,8 @@ class AlternativeRow:
         source: where the method is described.
         widths: bits that may follow the name; empty for one setting.
         bits: what the function is given without bits behind the name.
+        windows: which first and last tokens are exact: those of the recipe, which the method as
+            published does not have (`lent`), some of its own, or none.
     """
 
     name: str
@@ -44,25 +46,35 @@ class AlternativeRow:
     source: str
     widths: tuple[float, ...] = ()
     bits: float | None = None
+    windows: Literal["lent", "own", "none"] = "lent"
 
 
 _INT, _KIVI, _TURBO = "arXiv 2605.17757", "arXiv 2402.02750", "arXiv 2504.19874"
+_OMNI = "arXiv 2605.19660"
 _ROWS = (
-    AlternativeRow("fp8", "FP8 e4m3", "formats:fp8", "SGLang 0.5.21"),
+    AlternativeRow("fp8", "FP8 e4m3", "formats:fp8", "SGLang 0.5.21", windows="none"),
+    AlternativeRow(
+        "fp8-scaled", "FP8 e4m3, scaled", "formats:fp8_scaled", "SGLang 0.5.21", windows="none"
+    ),
     AlternativeRow("int4", "INT4", "caches:integers", _INT, bits=4),
     AlternativeRow("k4v2", "INT, K4V2", "caches:integers", _INT, bits=3),
     AlternativeRow("int2", "INT2", "caches:integers", _INT, bits=2),
     AlternativeRow("hadamard", "Hadamard", "caches:hadamard", _INT, (2, 3, 4)),
     AlternativeRow("hadamard-clip", "Hadamard, clipped", "caches:hadamard_clipped", _INT, bits=2),
-    AlternativeRow("kivi", "KIVI", "formats:kivi", _KIVI, (2, 4)),
+    AlternativeRow("kivi", "KIVI", "formats:kivi", _KIVI, (2, 4), windows="own"),
     AlternativeRow("kivi-windows", "KIVI, our windows", "formats:kivi_windows", _KIVI, (2, 4)),
-    AlternativeRow("kivi-token", "KIVI, keys per token", "formats:kivi_token", _KIVI, (2, 4)),
+    AlternativeRow(
+        "kivi-token", "KIVI, keys per token", "formats:kivi_token", _KIVI, (2, 4), windows="own"
+    ),
+    AlternativeRow(
+        "omni-scaled", "OScaR of Su et al.", "formats:omni_scaled", _OMNI, (2, 4), windows="own"
+    ),
     AlternativeRow("turboquant", "TurboQuant", "formats:turboquant", _TURBO, (2, 2.5, 3, 3.5, 4)),
     AlternativeRow(
         "turboquant-prod", "TurboQuant, products", "formats:turboquant_prod", _TURBO, (2, 3, 4)
     ),
     AlternativeRow("lmdeploy", "LMDeploy K4V2", "formats:lmdeploy", "LMDeploy PR 4510"),
-    AlternativeRow(OWN, "This artifact", "caches:transformed", _INT, (2, 3, 4)),
+    AlternativeRow(OWN, "This artifact", "caches:transformed", _INT, (2, 3, 4), windows="own"),
 )
 TABLE: Mapping[str, AlternativeRow] = {row.name: row for row in _ROWS}
 

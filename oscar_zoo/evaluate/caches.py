@@ -7,13 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from oscar_kernels.spec import row_bytes
-from oscar_zoo.artifact.formats import RotationSet, hadamard_set
+from oscar_kernels.spec import QuantSpec, row_bytes
+from oscar_zoo.artifact.formats import Role, RotationSet, hadamard_set
 from oscar_zoo.artifact.specs import Clip, CodeBits, Geometry, ServingRecipe, Widths
-from oscar_zoo.evaluate.formats import Alternative, Subject
+from oscar_zoo.evaluate.formats import Alternative, RowCode, Schedule, Subject
+from oscar_zoo.evaluate.measure import TaskPrompt, all_logits
 from oscar_zoo.evaluate.outcome import MeasuredModel
-from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.evaluate.shared import NAMES, read_text
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
+from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.loading import LoadedModel
 
 BF16_BITS = 16.0
@@ -64,10 +68,20 @@ def bits_of(
 
 def stored_bits(spec: CacheSpec, geometry: Geometry) -> float:
     """Bits of one stored element, scales and offsets included, on average over the layers."""
-    layers = range(len(geometry.attention_layers))
-    specs = [spec.quant_spec("k", geometry.head_dim, index) for index in layers]
-    specs += [spec.quant_spec("v", geometry.v_head_dim, index) for index in layers]
+    specs = _specs(spec, geometry)
     return 8 * sum(map(row_bytes, specs)) / sum(one.head_dim for one in specs)
+
+
+def code_bits(spec: CacheSpec, geometry: Geometry) -> float:
+    """The same of the codes alone."""
+    specs = _specs(spec, geometry)
+    return sum(one.bits * one.head_dim for one in specs) / sum(one.head_dim for one in specs)
+
+
+def _specs(spec: CacheSpec, geometry: Geometry) -> list[QuantSpec]:
+    layers = range(len(geometry.attention_layers))
+    sides: tuple[tuple[Role, int], ...] = ("k", geometry.head_dim), ("v", geometry.v_head_dim)
+    return [spec.quant_spec(role, width, i) for role, width in sides for i in layers]
 
 
 def bits_with_windows(spec: CacheSpec, geometry: Geometry, length: int) -> float:
@@ -87,6 +101,23 @@ def bit_facts(
         "bits_per_element_with_windows": whole,
         "bits_per_element_at": {str(n): bits_of(spec, geometry, n)[1] for n in CONTEXTS},
     }
+
+
+def largest_magnitudes(model: LoadedModel, length: int) -> dict[int, tuple[float, float]]:
+    """Of keys and of values by layer, on the first `length` tokens of our calibration text."""
+    text = read_text(NAMES[0], "calibration")[: 16 * length]
+    ids = torch.tensor(encoder(model.tokenizer)(text)[:length], device="cpu")
+    exact = RowCode(lambda rows: (rows, {}))
+    attend = SimulatedCache(Alternative(exact, exact, Schedule()), model.block, model.device)
+    found = {}
+
+    def seen(layer: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
+        found[layer] = float(key.abs().max()), float(value.abs().max())
+        return attend(layer, query, key, value, softmax)
+
+    with attention_scope(model, seen), torch.inference_mode():
+        list(all_logits(model, [TaskPrompt(ids, torch.tensor([len(ids) - 1], device="cpu"))]))
+    return found
 
 
 def facts_of(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, Any]:

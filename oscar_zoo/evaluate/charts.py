@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from oscar_zoo.engines.sglang.offline_process import Case
-from oscar_zoo.evaluate.against_table import LONG, OWN, TABLE
+from oscar_zoo.evaluate.against_table import LONG, TABLE
 from oscar_zoo.evaluate.bench.report import CACHES, LABELS, Cache, Number, Report, Side
 from oscar_zoo.evaluate.outcome import AgainstReport, AgainstRow, RulerReport
 from oscar_zoo.evaluate.shared import cache_title, length_text
@@ -37,11 +37,11 @@ WRONG, HALF, RIGHT = "#b34a06", "#f3ead9", "#0b6aa8"
 _CACHE_COLOURS: dict[Cache, str] = {"bf16": "#0b6aa8", "fp8": "#00795a", "int2": "#b34a06"}
 """Blue, green and orange of Okabe and Ito, darkened until they are legible on white."""
 _METHOD_COLOURS = (
-    "#0b6aa8", "#6b7480", "#6b7480", "#6b7480", "#a34a86", "#a34a86", "#0a7a5c", "#0a7a5c",
-    "#0a7a5c", "#5a4fc0", "#5a4fc0", "#7d6608",
+    "#0b6aa8", "#0b6aa8", "#6b7480", "#6b7480", "#6b7480", "#a34a86", "#a34a86", "#0a7a5c",
+    "#0a7a5c", "#0a7a5c", "#0a7a5c", "#5a4fc0", "#5a4fc0", "#7d6608", "#b34a06",
 )  # fmt: skip
 """Of the methods of the table, in its order; relatives have one colour and differ in markers."""
-_MARKERS = "DsXvPp^<>oXd"
+_MARKERS = "DHsXvPp^<>hoXd*"
 _TICKS = (2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12, 16)
 _GROUP = 0.78
 """Width of all bars of one case."""
@@ -123,19 +123,21 @@ def _losses(
         own.sort(key=lambda i: bits[i])
         if not own:
             continue
-        mine = name == OWN
-        colour, marker = ("#b34a06", "*") if mine else (_METHOD_COLOURS[at], _MARKERS[at])
+        mine = rows[own[0]].own
+        title = rows[own[0]].title.partition(":")[0] if mine else TABLE[name].title
+        colour, marker = _METHOD_COLOURS[at], _MARKERS[at]
         x, losses = [bits[i] for i in own], [rows[i].divergence for i in own]
         errors = [rows[i].divergence_error or 0.0 for i in own]
         axes.plot(x, losses, ":", color=colour, linewidth=0.8, alpha=0.5, zorder=2)
         axes.errorbar(
-            x, losses, yerr=errors, fmt=marker, color=colour, label=TABLE[name].title,
+            x, losses, yerr=errors, fmt=marker, color=colour, label=title,
             markersize=11 if mine else 5.5, elinewidth=0.9, zorder=3,
         )  # fmt: skip
         for i in own:
             crowded = _crowded(i, rows, bits)
             axes.annotate(
-                rows[i].cache.partition(":")[2], (bits[i], rows[i].divergence),
+                (rows[i].title if mine else rows[i].cache).partition(":")[2],
+                (bits[i], rows[i].divergence),
                 (-5, -4) if crowded else (5, 4), textcoords="offset points", color=colour,
                 fontsize=7.5, weight="bold" if mine else "normal",
                 ha="right" if crowded else "left", va="top" if crowded else "bottom",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -33,17 +33,20 @@ from oscar_zoo.evaluate.simulated_cache import (
 
 EXACT_BITS = 16
 """Of an element in a high-precision window, of a norm, and of a scale."""
+FP8_MAX = 448.0
 KIVI_GROUP, KIVI_RESIDUAL = 32, 128
 
 
 @dataclass(frozen=True)
 class Subject:
     """What a cache is built for: a model, the recipe (windows, groups, type of scales, and clip),
-    and the sets of an artifact for keys and values, where there is one."""
+    the sets of an artifact for keys and values, where there is one, and what finds the largest
+    magnitudes of keys and of values on calibration text, by layer."""
 
     geometry: Geometry
     recipe: ServingRecipe
     artifact: tuple[RotationSet, RotationSet] | None = None
+    largest: Callable[[], Mapping[int, tuple[float, float]]] = dict
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,9 @@ Coded = tuple[Tensor, dict[str, Stored]]
 
 @dataclass(frozen=True)
 class RowCode:
-    """How rows of one side are stored, `[.., T, width]` float32 with T a multiple of `tokens`: so
-    many consecutive rows are stored together, more than 1 for codes along the sequence. `encode`
-    raises `ValueError`, with what is wrong, for a width that does not fit."""
+    """How rows of one side are stored, `[.., heads, T, width]` float32 with T a multiple of
+    `tokens`: so many consecutive rows are stored together, more than 1 for codes along the
+    sequence. `encode` raises `ValueError`, with what is wrong, for a width that does not fit."""
 
     encode: Callable[[Tensor], Coded]
     tokens: int = 1
@@ -104,21 +107,25 @@ class Residual(Schedule):
     """The full-precision rows of KIVI.
 
     The last tokens stay in full precision: keys until R of them are there, which are then quantized
-    together, values while they are among the last R. As in the authors' code, attention of a step
-    comes before the rows of this step are quantized. So the query at position p reads keys from
-    `R * floor(p / R)` on and values from `p - R` on exactly, and nothing of the beginning.
+    together, values while they are among the last R, or `together` with their keys. As in the
+    authors' code, attention of a step comes before the rows of this step are quantized. So the
+    query at position p reads keys from `R * floor(p / R)` on and values from `p - R` on exactly,
+    and nothing of the beginning.
     """
+
+    def __init__(self, *, together: bool = False) -> None:
+        self.together = together
 
     def reads(self, positions: Tensor) -> Reads:
         s = torch.arange(int(positions[-1]) + 1, device=positions.device)
         p = positions[:, None]
-        return mixed_reads(
-            positions, s >= p // KIVI_RESIDUAL * KIVI_RESIDUAL, s >= p - KIVI_RESIDUAL
-        )
+        keys = s >= p // KIVI_RESIDUAL * KIVI_RESIDUAL
+        return mixed_reads(positions, keys, keys if self.together else s >= p - KIVI_RESIDUAL)
 
     def rows(self, length: int) -> tuple[tuple[int, int], tuple[int, int]]:
         last = length - 1
-        keys, values = last // KIVI_RESIDUAL * KIVI_RESIDUAL, max(0, last - KIVI_RESIDUAL)
+        keys = last // KIVI_RESIDUAL * KIVI_RESIDUAL
+        values = keys if self.together else max(0, last - KIVI_RESIDUAL)
         return (keys, length - keys), (values, length - values)
 
 
@@ -168,11 +175,13 @@ class CodedSide:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A cache of another method: how keys and values are stored, and when."""
+    """A cache of another method: how keys and values are stored, and when; `layers` have codes of
+    as many bits with other constants."""
 
     k: RowCode
     v: RowCode
     schedule: Schedule
+    layers: Mapping[int, tuple[RowCode, RowCode]] = field(default_factory=dict)
 
     def check(self, model: Geometry) -> None:
         """Refuse a model whose rows the method cannot store; raises `UsageError`."""
@@ -187,39 +196,40 @@ class Alternative:
     def sides(
         self, geometry: Geometry, layer_id: int, device: torch.device
     ) -> tuple[StoredSide, StoredSide]:
-        """Keys and values; the same for all layers and devices."""
-        return CodedSide(self.k, self.schedule.first), CodedSide(self.v, self.schedule.first)
+        """Keys and values; the same for all devices."""
+        k, v = self.layers.get(layer_id, (self.k, self.v))
+        return CodedSide(k, self.schedule.first), CodedSide(v, self.schedule.first)
 
     def reads(self, positions: Tensor) -> Reads:
         return self.schedule.reads(positions)
 
     def stored_bits(self, geometry: Geometry) -> float:
         """Bits of one stored element, with its share of scales, norms and the like."""
-        widths = geometry.head_dims
+        widths, heads = geometry.head_dims, geometry.num_kv_heads
         codes = zip((self.k, self.v), widths, strict=True)
-        return sum(_row_bits(code, width)[0] for code, width in codes) / sum(widths)
+        return sum(_row_bits(code, width, heads)[0] for code, width in codes) / sum(widths)
 
     def bits_at(self, geometry: Geometry, length: int) -> float:
         """Bits of all that a sequence of `length` tokens occupies, for each element of its rows."""
         total = 0.0
         sides = zip((self.k, self.v), geometry.head_dims, self.schedule.rows(length), strict=True)
         for code, width, (coded, exact) in sides:
-            each, once = _row_bits(code, width)
+            each, once = _row_bits(code, width, geometry.num_kv_heads)
             total += coded * each + once + exact * EXACT_BITS * width
         return total / (length * sum(geometry.head_dims))
 
 
-def _row_bits(code: RowCode, width: int) -> tuple[float, float]:
+def _row_bits(code: RowCode, width: int, heads: int) -> tuple[float, float]:
     """Bits of one stored row of one head, and of what is stored once for a sequence and head."""
-    _, arrays = code.encode(torch.zeros(code.tokens, width, device="cpu"))
-    sizes = [(one.values.numel() * one.bits, one.per_sequence) for one in arrays.values()]
+    _, arrays = code.encode(torch.zeros(heads, code.tokens, width, device="cpu"))
+    sizes = [(one.values.numel() * one.bits / heads, one.per_sequence) for one in arrays.values()]
     rows = sum(bits for bits, once in sizes if not once)
     return rows / code.tokens, float(sum(bits for bits, once in sizes if once))
 
 
 def float8(scale: float = 1.0) -> RowCode:
-    """FP8 as SGLang stores it: every element is cast to float8 e4m3, whose largest value is 448;
-    larger magnitudes saturate, as the cast of PyTorch does it.
+    """FP8 as SGLang stores it: every element is cast to float8 e4m3; magnitudes above the largest
+    value saturate, as the cast of PyTorch does it.
 
     With `--kv-cache-dtype fp8_e4m3`, `MHATokenToKVPool.set_kv_buffer` divides rows by `k_scale` and
     `v_scale` of the checkpoint, where it has them, else by 1. A query reads the cast rows, that of
@@ -229,7 +239,7 @@ def float8(scale: float = 1.0) -> RowCode:
     """
 
     def encode(rows: Tensor) -> Coded:
-        cast = (rows / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float()
+        cast = (rows / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float()
         return cast * scale, {"values": Stored(cast, 8)}
 
     return RowCode(encode)
@@ -412,19 +422,43 @@ def behind_hadamard(bits: int, *, signed: bool) -> RowCode:
     y = H x / |x|,  r_j = y_j - c_i,  x' = |x| H^T (c_i + |r| / sqrt(d) * sign(r))
     """
 
-    def encode(rows: Tensor) -> Coded:
-        width = rows.shape[-1]
-        if not has_hadamard(width):
-            raise ValueError(f"no Hadamard matrix for {width} channels is known here")
-        matrix = torch.tensor(hadamard(width), dtype=torch.float32, device=rows.device)
-        return _turned(rows, matrix, bits, signed=signed)
+    return RowCode(lambda rows: _turned(rows, _hadamard(rows), bits, signed=signed))
 
-    return RowCode(encode)
+
+def _hadamard(rows: Tensor) -> Tensor:
+    width = rows.shape[-1]
+    if not has_hadamard(width):
+        raise ValueError(f"no Hadamard matrix for {width} channels is known here")
+    return torch.tensor(hadamard(width), dtype=torch.float32, device=rows.device)
+
+
+def canalized(code: RowCode, *, scaled: bool) -> RowCode:
+    """Another code behind a Hadamard matrix; with `scaled`, of rows divided by the norm that a
+    token has over all heads, which is stored once for it."""
+
+    def encode(rows: Tensor) -> Coded:
+        matrix = _hadamard(rows)
+        norm = _norms(rows.transpose(-3, -2).flatten(-2)) if scaled else None
+        each = 1.0 if norm is None else norm.values.unsqueeze(-3).clamp_min(1e-7)
+        read, arrays = code.encode(rows / each @ matrix)
+        return read * each @ matrix.mT, arrays | ({} if norm is None else {"norm": norm})
+
+    return RowCode(encode, code.tokens)
 
 
 def fp8(bits: float | None, subject: Subject) -> Alternative:
     """Both sides with scale 1."""
     return Alternative(float8(), float8(), Schedule())
+
+
+def fp8_scaled(bits: float | None, subject: Subject) -> Alternative:
+    """A scale for each layer and side, as `k_scale` and `v_scale` of a checkpoint: with it, the
+    largest magnitude on calibration text becomes the largest of the type."""
+    layers = {
+        layer: (float8(k / FP8_MAX), float8(v / FP8_MAX))
+        for layer, (k, v) in subject.largest().items()
+    }
+    return Alternative(float8(), float8(), Schedule(), layers)
 
 
 def kivi(bits: float | None, subject: Subject) -> Alternative:
@@ -460,6 +494,22 @@ def kivi_token(bits: float | None, subject: Subject) -> Alternative:
     """KIVI with the groups of values for keys too, to show what the channels bring."""
     code = token_groups(int(bits or 2), KIVI_GROUP)
     return Alternative(code, code, Residual())
+
+
+def omni_scaled(bits: float | None, subject: Subject) -> Alternative:
+    """OScaR of Su et al.: KIVI behind Hadamard matrices, where keys of all tokens have norm 1 while
+    they are quantized, and values leave the residual together with their keys.
+
+    A token's norm is that over all its heads. G = 32 and R = 128, of which the authors' code for
+    GPUs evicts two at a time. Their zero points are whole codes, and ours any number, as in KIVI.
+
+    Source: arXiv 2605.19660; what it leaves open: github.com/ZunhaiSu/OScaR-KV-Quant at d2109f57,
+    `kv_cache_compression/quarot_utils.py`, with the settings of `eval_longbench.py`.
+    """
+    width = int(bits or 2)
+    keys = canalized(channel_groups(width, KIVI_GROUP), scaled=True)
+    values = canalized(token_groups(width, KIVI_GROUP), scaled=False)
+    return Alternative(keys, values, Residual(together=True))
 
 
 SPLITS: Mapping[float, tuple[float, int, int]] = {2.5: (0.25, 3, 2), 3.5: (0.5, 4, 3)}

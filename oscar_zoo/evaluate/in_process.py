@@ -162,6 +162,8 @@ def evaluate(
             what |= {"number": params.windows or _NUMBER, "length": min(length, limit or length)}
             report = measure_sessions(model, **what)
         elif names:
+            made = subject.artifact.manifest
+            what["method"] = made.fit.method if made else what["artifact"][0].objective
             report = run.compare(model, subject.text, chosen, strict=ALL not in names, **what)
         else:
             tasks = params.tasks or TASKS

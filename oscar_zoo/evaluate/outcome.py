@@ -115,8 +115,14 @@ class AgainstRow(Bits):
     cache: Annotated[
         str, says("bf16, or a name as --against takes it.", pattern=r"^[a-z0-9-]+(:[0-9.]+)?$")
     ]
-    title: Annotated[str, says("For people.")]
+    title: Annotated[str, says("For people; of the artifact its method, and bits of its codes.")]
+    own: Annotated[bool, says("Whether it is the artifact's.")]
     source: Annotated[str | None, says("Where the method is described.")]
+    windows: Annotated[
+        Literal["lent", "own", "none"] | None,
+        says("First and last tokens: those of the recipe, which it was published without, or own."),
+    ]
+    tokens_per_gb: Annotated[Count, says("Of this model, in sequences of context tokens.")]
     divergence: Annotated[Finite, says("From the exact cache, in nats per position.")]
     divergence_error: Annotated[Error, says("Over the windows of text; null for one window.")]
     perplexity: Finite
@@ -137,6 +143,7 @@ class AgainstReport(Facts):
     """What oscar-zoo eval --against prints: bits and losses of an artifact's cache and of other
     methods, simulated in the process."""
 
+    context: Annotated[Count, says("32,768, or the most that the model takes.")]
     rows: Annotated[tuple[AgainstRow, ...], says("One per cache, by bits with windows.")]
     left_out: Annotated[Mapping[str, str], says("What does not fit the model, and why.")]
     schema: Literal["oscar-zoo.eval-against/1"] = "oscar-zoo.eval-against/1"

@@ -173,8 +173,9 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
 
     With --against, caches of other methods stand beside the artifact: their bits, how far they move
     what the model says next (KL), perplexity, digits and whole answers recalled. A name alone means
-    all its bits. Names: fp8, int4, k4v2, int2, hadamard, hadamard-clip, kivi, kivi-windows,
-    kivi-token, turboquant, turboquant-prod, lmdeploy, oscar, all. No scores are kept.
+    all its bits. Names: fp8, fp8-scaled, int4, k4v2, int2, hadamard, hadamard-clip, kivi,
+    kivi-windows, kivi-token, omni-scaled, turboquant, turboquant-prod, lmdeploy, artifact, all. No
+    scores are kept.
 
     With --engine sglang the artifact is served by stock SGLang, and its perplexity is computed from
     the server's own log-probabilities, cold and behind a prefix-cache hit; recall is asked for in

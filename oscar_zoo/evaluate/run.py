@@ -18,8 +18,16 @@ import torch
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.specs import ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.against_table import OWN, Choice, by_bits, choices
-from oscar_zoo.evaluate.caches import bit_facts, caches_of, encoder, facts_of
+from oscar_zoo.evaluate.against_table import LONG, OWN, Choice, by_bits, choices
+from oscar_zoo.evaluate.caches import (
+    bit_facts,
+    bits_of,
+    caches_of,
+    code_bits,
+    encoder,
+    facts_of,
+    largest_magnitudes,
+)
 from oscar_zoo.evaluate.formats import Alternative, Subject
 from oscar_zoo.evaluate.measure import (
     Measurement,
@@ -140,6 +148,7 @@ def compare(
     chosen: Sequence[Choice],
     *,
     artifact: Artifact,
+    method: str,
     recipe: ServingRecipe,
     windows: int = 6,
     length: int = 2048,
@@ -151,12 +160,15 @@ def compare(
     divergence, perplexity and recall of each.
 
     Args:
+        method: of the artifact.
         recipe: of the artifact; its windows are those of all alternatives that take them.
         length: tokens of a window and of a recall prompt, at most; the model's own limit applies.
         strict: whether an alternative that does not fit the model is an error, or is left out.
     """
-    length = min(length, (model.block.rope and model.block.rope.max_position) or length)
-    caches, left_out = build_caches(chosen, Subject(model.block, recipe, artifact), strict)
+    longest = (model.block.rope and model.block.rope.max_position) or int(LONG)
+    length, context = min(length, longest), min(longest, int(LONG))
+    subject = Subject(model.block, recipe, artifact, lambda: largest_magnitudes(model, length))
+    caches, left_out = build_caches(chosen, subject, strict)
     behind = recipe.windows.sink + recipe.windows.recent
     (cut, digits), tokens = _tasks(model, text, TASKS, recipe.windows, windows, length, answers)
     prompts = len(cut.prompts) + len(digits.prompts)
@@ -164,6 +176,8 @@ def compare(
     scored = tuple(replace(one, scored=one.scored[behind:]) for one in cut.prompts)
     exact = exact_predictions(model, scored, tick=tick)
     recall = digits, replace(digits, unit="answer")
+    elements = len(model.block.attention_layers) * model.block.num_kv_heads
+    elements *= sum(model.block.head_dims)
     rows: list[AgainstRow] = []
     base: Measurement | None = None
     for choice, cache in [(None, None), *caches]:
@@ -171,9 +185,15 @@ def compare(
         shares = measure_each(model, recall, cache, tick=tick)
         base = base or perplexity
         change, error = relative_change(cut.result, perplexity, base)
+        own = choice is not None and choice.row.name == OWN
+        title = "BF16" if choice is None else choice.title
+        if own and isinstance(cache, CacheSpec):
+            title = f"{method}:{code_bits(cache, model.block):.3g}"
         row = AgainstRow(
             cache="bf16" if choice is None else choice.name,
-            title="BF16" if choice is None else choice.title,
+            title=title,
+            own=own,
+            windows=None if choice is None else choice.row.windows,
             source=None if choice is None else choice.row.source,
             # BF16 has none by definition.
             divergence=0.0 if choice is None else divergence.value,
@@ -185,6 +205,7 @@ def compare(
             digits_error=standard_error(_mean, shares[0]),
             answers=shares[1].value,
             answers_error=standard_error(_mean, shares[1]),
+            tokens_per_gb=int(8e9 / bits_of(cache, model.block, context)[1] / elements),
             **bit_facts(cache, model.block, length),
         )
         rows.append(row)
@@ -197,6 +218,7 @@ def compare(
             "recall": {k: v for k, v in digits.describe().items() if k != "unit"},
             "divergence": {"windows": len(exact.prompts), "positions": exact.positions},
         },
+        context=context,
         rows=by_bits(rows),
         left_out=left_out,
     )

@@ -128,28 +128,38 @@ def against(artifact: Path) -> list[Any]:
 def test_alternatives_in_a_table_charts_and_the_report_of_python(
     cli: Cli, artifact: Path, against: list[Any], tmp_path: Path
 ) -> None:
-    names = "fp8,kivi:2,int2"
+    names = "fp8,fp8-scaled,kivi:2,int2"
     size: dict[str, Any] = {"windows": 2, "length": 600, "answers": 2, "recent": 64, "sink": 16}
     size |= {"model": EXAMPLE, "dtype": "float32", "data": str(artifact.parent / "text.txt")}
     found = oscar_zoo.evaluate_against(artifact, names, **size).to_json()
     check(found)
     rows = {row["cache"]: row for row in found["rows"]}
-    assert set(rows) == {"bf16", "fp8", "kivi:2", "int2", "oscar"}
+    assert set(rows) == {"bf16", "fp8", "fp8-scaled", "kivi:2", "int2", "artifact"}
+    assert [row["title"] for row in rows.values() if row["own"]] == ["oscar:2"]
+    assert found["context"] == 2048
+    lent = {name: row["windows"] for name, row in rows.items()}
+    assert lent == dict.fromkeys(rows, "own") | {
+        "bf16": None, "fp8": "none", "fp8-scaled": "none", "int2": "lent"
+    }  # fmt: skip
     bits = [row["bits_per_element_with_windows"] for row in found["rows"]]
     assert bits == sorted(bits) and rows["bf16"]["divergence"] == 0
-    fp8, oscar, int2 = (rows[name]["divergence"] for name in ("fp8", "oscar", "int2"))
+    fp8, oscar, int2 = (rows[name]["divergence"] for name in ("fp8", "artifact", "int2"))
     assert fp8 < 0.05 < oscar < int2
     assert rows["fp8"]["pareto"] and rows["bf16"]["pareto"] and not rows["int2"]["pareto"]
-    assert rows["oscar"]["bits_per_element"] == 2.5
-    assert rows["oscar"]["bits_per_element_with_windows"] == 2.5 + 16 * 80 / 600
+    assert 0 < rows["fp8-scaled"]["divergence"] < 0.05 and rows["fp8-scaled"]["divergence"] != fp8
+    assert rows["artifact"]["bits_per_element"] == 2.5
+    assert rows["artifact"]["bits_per_element_with_windows"] == 2.5 + 16 * 80 / 600
+    each = 4 * 2 * (64 + 64) * (2.5 + 16 * 80 / 2048) / 8  # layers, heads, and both sides
+    assert rows["artifact"]["tokens_per_gb"] == int(1e9 / each)
     assert found["tasks"]["divergence"] == {"windows": 2, "positions": 2 * (599 - 80)}
     files = [tmp_path / f"loss.{kind}" for kind in ("svg", "png", "html")]
     plots = [word for file in files for word in ("--plot", file)]
     head, *lines = cli(0, *against, "-q", "--against", names, *plots).splitlines()
     assert head.split()[:6] == ["CACHE", "BITS", "AT", "600", "AT", "32k"]
-    shown = {line.split()[0]: line.split()[1:4] for line in lines if line.strip()}
-    assert shown["fp8"] == ["8.00", "8.00*", "8.00*"] and shown["oscar"][0] == "2.50"
-    assert [line.split()[0] for line in lines[:5]] == [row["cache"] for row in found["rows"]]
+    shown = {line.split()[0]: line.split()[1:5] for line in lines if line.strip()}
+    assert shown["fp8‡"][:3] == ["8.00", "8.00*", "8.00*"] and shown["oscar:2"][0] == "2.50"
+    assert shown["oscar:2"][3] == f"{rows['artifact']['tokens_per_gb']:,}"
+    assert {"oscar:2", "kivi:2", "int2†", "fp8‡", "fp8-scaled‡", "bf16"} <= {*shown}
     svg, png, page = (file.read_bytes() for file in files)
     assert b"Pareto front" in svg and b"INT2" in svg
     assert png.startswith(b"\x89PNG") and b"<svg" in page and b">KIVI<" in page

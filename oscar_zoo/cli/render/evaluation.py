@@ -34,6 +34,7 @@ _VALUES = {"sink": "SINK", "recent": "RECENT", "clip": "CLIP", "group_size": "GR
 """Columns of what may differ between rows of one cache."""
 _SHORT = {"bf16": "BF16", "artifact": "INT2"}
 """Names of the caches where these columns need the room."""
+_WINDOWS: Mapping[str | None, str] = {"lent": "†", "none": "‡"}
 
 
 def print_report(report: EvalReport, data: str) -> None:
@@ -125,15 +126,16 @@ def print_against(report: AgainstReport) -> None:
     """One line per cache, by bits, with the Pareto-optimal ones marked."""
     short, long = length_text(report.length), length_text(int(LONG))
     table = terminal.table(
-        "CACHE", "BITS", f"AT {short}", f"AT {long}", "KL, nats", "PERPLEXITY", "DIGITS", "ANSWERS",
-        right=(1, 2, 3, 4, 5, 6, 7),
+        "CACHE", "BITS", f"AT {short}", f"AT {long}", "TOKENS/GB", "KL, nats", "PERPLEXITY",
+        "DIGITS", "ANSWERS", right=tuple(range(1, 9)),
     )  # fmt: skip
     for row in report.rows:
         table.add_row(
-            terminal.clean(row.cache),
+            terminal.clean(row.title if row.own else row.cache) + _WINDOWS.get(row.windows, ""),
             f"{row.bits_per_element:.2f}",
             f"{row.bits_per_element_with_windows:.2f}{'*' if row.pareto else ' '}",
             f"{row.bits_per_element_at[LONG]:.2f}{'*' if row.pareto_at[LONG] else ' '}",
+            f"{row.tokens_per_gb:,}",
             *_losses(row),
             f"{row.digits:.1%}",
             f"{row.answers:.1%}",
@@ -143,7 +145,9 @@ def print_against(report: AgainstReport) -> None:
     terminal.prose(
         f"* no cache has fewer bits and less KL, for sequences of so many tokens. KL is measured at"
         f" {divergence['positions']:,} positions of {divergence['windows']} window(s) of"
-        f" {report.length:,} tokens, recall on {recall['answers']} answers"
+        f" {report.length:,} tokens, recall on {recall['answers']} answers. 1 GB is 10^9 bytes, of"
+        f" sequences of {length_text(report.context)} tokens with their windows. † published"
+        " without exact first and last tokens, and lent ours here; ‡ without any, here too"
     )
 
 
@@ -168,15 +172,13 @@ def print_servers(found: ServerReport) -> None:
     )  # fmt: skip
     for row in rows:
         head = [str(row.chunk), str(row.page_size), "on" if row.radix else "off"]
-        server, reference, difference = _perplexity(row.perplexity)
-        warm, _, warm_difference = _perplexity(row.perplexity_after_hit)
-        cells = [server, reference, difference, warm, warm_difference, *_recall(row)]
+        warm, _, difference = _perplexity(row.perplexity_after_hit)
+        cells = [*_perplexity(row.perplexity), warm, difference, *_recall(row)]
         mark = terminal.MARKS["failed" if row.violations else "ok"]
         table.add_row(*head, str(row.tensor_parallel), *cells, mark)
     console.print(terminal.clean(found.model))
     console.print(table)
-    exact = next((row.perplexity.exact for row in rows if row.perplexity is not None), None)
-    if exact is not None:
+    for exact in [row.perplexity.exact for row in rows if row.perplexity is not None][:1]:
         console.print(f"Without quantization the perplexity is {exact:,.4f}.")
     for row in rows:
         for violation in row.violations:
@@ -223,8 +225,7 @@ def _perplexity(found: Perplexities | None) -> tuple[str, str, str]:
 
 
 def _recall(row: ServerRow) -> list[str]:
-    recall = row.recall
-    if recall is None:
+    if (recall := row.recall) is None:
         return ["-", "-", "-"]
     return [
         "-" if share is None else f"{round(share * recall.answers)} of {recall.answers}"
@@ -237,7 +238,6 @@ _CACHES = {"int2": "INT2", "fp8": "FP8"}
 
 def print_benchmarks(found: BenchmarkReport) -> None:
     """The table, a sentence per comparison, and where the scores are."""
-    console = terminal.out()
     table = terminal.table(
         "TASK", "N", "BF16", "CACHE", "SCORE", "DIFFERENCE", "95 % INTERVAL", "CUT",
         right=(1, 2, 4, 5, 6, 7),
@@ -245,8 +245,8 @@ def print_benchmarks(found: BenchmarkReport) -> None:
     scores = [score for task in found.tasks for score in task.scores]
     for score in scores:
         table.add_row(*_row(score))
-    console.print(terminal.clean(found.model))
-    console.print(table)
+    terminal.out().print(terminal.clean(found.model))
+    terminal.out().print(table)
     for score in scores:
         if score.paired is not None:
             terminal.prose(_sentence(score))
@@ -301,8 +301,8 @@ def print_ruler(report: RulerReport, params: object = None, *, quiet: bool = Fal
     terminal.out().print(_families(report))
     if report.places:
         terminal.out().print(_depths(report, lengths[-1]))
-    each = report.samples
-    text = f"{each} {'prompt' if each == 1 else 'prompts'} for each family, length and depth"
+    prompts = "1 prompt" if report.samples == 1 else f"{report.samples} prompts"
+    text = f"{prompts} for each family, length and depth"
     terminal.out().print(f"Whole answers; {text}; the first table has the mean over families")
 
 

@@ -234,8 +234,15 @@ def _value_axis(axes: Axes, values: Sequence[float]) -> None:
     """A log axis for values that span much, else a linear one."""
     low = min((value for value in values if value > 0), default=1.0)
     axes.set_yscale("log" if max(values) > _WIDE_RANGE * low else "linear")
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        set_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _label_log(axes, few=max(values) < 100 * low)
+
+
+def _label_log(axes: Axes, *, few: bool = True) -> None:
+    """Labels at powers of ten, and where they are `few` at 2 and 5 times these."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(
+        lambda value, _: f"{value:g}" if few and f"{value:e}"[0] in "25" else ""
+    )
 
 
 def _clip(figure: FigureBase, data: ReportData) -> None:
@@ -340,8 +347,11 @@ def _widths(figure: Any, data: ReportData) -> None:
 
 
 def _curve(axes: Any, found: WidthSelection) -> None:
-    """Predicted divergence as a line with its standard error, measured points with theirs."""
+    """Predicted divergence as a line with its standard error, measured points with theirs. The sum
+    of single raises is no prediction from where one of them alone takes nothing away."""
     told = [step for step in found.steps if step.predicted is not None]
+    pairs = enumerate(itertools.pairwise(step.predicted or 0.0 for step in told), 1)
+    told = told[: next((at for at, (before, after) in pairs if after >= before), len(told))]
     if told:
         bits = [step.bits for step in told]
         middle = [max(step.predicted or 0.0, _LEAST) for step in told]
@@ -350,12 +360,15 @@ def _curve(axes: Any, found: WidthSelection) -> None:
         high = [value + error for value, error in zip(middle, errors, strict=True)]
         axes.fill_between(bits, low, high, color=FAINT, alpha=0.35, linewidth=0)
         axes.plot(bits, middle, color=MUTED, linewidth=1.6, label="predicted from single raises")
+    points = list[tuple[float, float]]()
     for at, step in enumerate(found.steps):
         if step.verified is not None and step.verified.divergence is not None:
+            points.append((step.bits, max(step.verified.divergence, _LEAST)))
             _measured(axes, step.bits, step.verified, kept=at == found.chosen)
+    if points:
+        axes.plot(*zip(*points, strict=True), ":", color=INK, linewidth=1, label="measured")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    _label_log(axes)
     axes.set_xlabel("bits per element, scales included")
     axes.set_ylabel("KL from the exact cache, nats")
     axes.margins(x=0.12, y=0.18)
@@ -393,7 +406,8 @@ _CHARTS = (
     Chart(
         "Bits and what they buy",
         "How far the cache moves what the model says next, with keys or values of more and more"
-        " layers at 4 bits. Few of them carry most of it.",
+        " layers at 4 bits. Few of them carry most of it. The prediction ends where a raise alone"
+        " gains nothing.",
         3.4,
         _widths,
         lambda data: data.widths,

@@ -87,13 +87,16 @@ def target(estimator: str) -> str:
 
 def answer(data: ReportData) -> tuple[str, str]:
     """Which method was kept, and the rest of that sentence."""
-    if data.comparison is None and data.widths is not None:
-        step = data.widths.kept
-        facts = _facts(step.verified or VerifiedWidths())
-        return f"{step.bits:.4g} bits per element", f" were chosen{facts}"
+    chosen = data.comparison.chosen if data.comparison else None
+    if data.widths is not None and (chosen is not None or data.comparison is None):
+        # Candidates were measured with 2 bits, which only the first step has.
+        bits, first = f"{data.widths.kept.bits:.4g} bits per element", data.widths.chosen == 0
+        facts = _facts(data.widths.kept.verified or (first and chosen) or VerifiedWidths())
+        if chosen is None:
+            return bits, f" were chosen{facts}"
+        return plain(chosen.method), f" was kept, with {bits}{facts}"
     if data.comparison is None:
         return "", "No method was measured; the spectra show what a fit would see."
-    chosen = data.comparison.chosen
     if chosen is None:
         return "", "No method was kept."
     return plain(chosen.method), f" was kept{_facts(chosen)}"

@@ -34,7 +34,8 @@ MODEL = Geometry(
     num_layers=1, num_q_heads=2, num_kv_heads=1, head_dim=D, v_head_dim=D, attention_layers=(0,)
 )
 RECIPE = ServingRecipe(group_size=D, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=64, recent=256))
-SUBJECT = Subject(MODEL, RECIPE, (hadamard_set(MODEL, "k"), hadamard_set(MODEL, "v")))
+SETS = hadamard_set(MODEL, "k"), hadamard_set(MODEL, "v")
+SUBJECT = Subject(MODEL, RECIPE, SETS, lambda: {0: (4480.0, 4.48)})
 
 
 def unit_rows(number: int, width: int) -> Tensor:
@@ -52,7 +53,10 @@ def test_fp8_keeps_what_it_can_represent_and_saturates() -> None:
     finite = finite[finite.isfinite()]
     assert torch.equal(through(float8(), finite), finite)
     assert through(float8(), torch.tensor([1e4, -449.0, 1.06])).tolist() == [448, -448, 1.0]
-    assert through(float8(scale=2.0), torch.tensor([700.0])).tolist() == [704]
+    (scaled,) = choices(["fp8-scaled"])
+    k, v = scaled.build(SUBJECT).sides(MODEL, 0, torch.device("cpu"))
+    assert k.stored(torch.tensor([[4480.0, 1e4, 10.6]])).tolist() == [[4480, 4480, 10]]
+    assert v.stored(torch.tensor([[4.48, -9.0]]))[0].tolist() == pytest.approx([4.48, -4.48])
 
 
 @pytest.mark.parametrize("bits", [2, 4])
@@ -143,7 +147,7 @@ def test_bits_are_those_of_the_bytes_that_are_stored(name: str) -> None:
     rows = unit_rows(LENGTH, D)
     occupied, stored = 0, 0.0
     for code, (coded, exact) in zip((cache.k, cache.v), cache.schedule.rows(LENGTH), strict=True):
-        _, arrays = code.encode(rows[:coded])
+        _, arrays = code.encode(rows[None, :coded])
         once = packed_bytes(arrays, per_sequence=True)
         occupied += packed_bytes(arrays, per_sequence=False) + once
         occupied += rows[:exact].bfloat16().view(torch.uint8).numel()
@@ -156,6 +160,7 @@ def test_bits_are_those_of_the_bytes_that_are_stored(name: str) -> None:
     ("name", "bits"),
     [
         ("fp8", 8),
+        ("omni-scaled:2", 3 + 8 / D),
         ("kivi:2", 3),
         ("kivi:4", 5),
         ("turboquant:2", 2 + 16 / D),
@@ -170,8 +175,8 @@ def test_bits_of_a_stored_element(name: str, bits: float) -> None:
 
 
 def test_names_are_sorted_and_given_once() -> None:
-    assert [one.name for one in choices(["oscar", "kivi", "fp8", "kivi:2"])] == [
-        "fp8", "kivi:2", "kivi:4", "oscar", "oscar:2", "oscar:3", "oscar:4",
+    assert [one.name for one in choices(["artifact", "kivi", "fp8", "kivi:2"])] == [
+        "fp8", "kivi:2", "kivi:4", "artifact", "artifact:2", "artifact:3", "artifact:4",
     ]  # fmt: skip
     assert {one.row.name for one in choices(["all"])} == set(TABLE)
 
@@ -209,10 +214,11 @@ def test_all_leaves_out_what_does_not_fit_and_measures_the_artifact_once() -> No
     assert {name.partition(":")[0] for name in left_out} == {
         "hadamard",
         "hadamard-clip",
+        "omni-scaled",
         "lmdeploy",
     }
     names = [choice.name for choice, _ in built]
-    assert names[0] == "oscar" and "oscar:2" not in names and "oscar:4" in names
+    assert names[0] == "artifact" and not {"artifact:2"} & {*names} and "artifact:4" in names
     assert len(set(names)) == len(names) == len(choices(["all"])) - len(left_out) - 1
     with pytest.raises(UsageError):
         build_caches(choices(["lmdeploy"]), subject, True)

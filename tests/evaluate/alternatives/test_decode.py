@@ -19,6 +19,7 @@ from oscar_zoo.models.attention import Softmax
 
 D, HEADS, KV_HEADS, TOKENS, SCALING = 32, 4, 2, 401, 0.3
 SINK, RECENT = 70, 50
+SCALE = 0.3
 CPU = torch.device("cpu")
 MODEL = Geometry(
     num_layers=2,
@@ -187,8 +188,22 @@ def always(p: int, s: int) -> bool:
     return True
 
 
-def sides(name: str, key: Tensor, value: Tensor) -> tuple[object, object]:
+class OmniKeys(KiviKeys):
+    """KIVI's behind a Hadamard matrix, each divided by the norm of its token over all heads."""
+
+    def __init__(self, bits: int, norms: Tensor) -> None:
+        super().__init__(bits, 32, 128)
+        self.norms, self.h = norms, torch.tensor(hadamard(D)).float()
+
+    def step(self, row: Tensor) -> Tensor:
+        p = len(self.done) + len(self.residual)
+        read = super().step(row @ self.h / self.norms[p])
+        return read * self.norms[: p + 1, None] @ self.h
+
+
+def sides(name: str, keys: Tensor, values: Tensor, head: int) -> tuple[object, object]:
     """Keys and values of one head."""
+    key, value = keys[head], values[head]
     plain, _, text = name.partition(":")
     bits = int(text) if text.isdigit() else 0
     both = {
@@ -197,21 +212,25 @@ def sides(name: str, key: Tensor, value: Tensor) -> tuple[object, object]:
         "int4": (in_groups(4, D), windows),
         "hadamard": (behind_hadamard(bits or 2), windows),
         "hadamard-clip": (behind_hadamard(2, clip=0.9), windows),
-        "oscar": (behind_hadamard(bits or 2, clip=0.9 if bits in (0, 2) else None), windows),
+        "fp8-scaled": (lambda row: (row / SCALE).to(torch.float8_e4m3fn).float() * SCALE, always),
+        "artifact": (behind_hadamard(bits or 2, clip=0.9 if bits in (0, 2) else None), windows),
         "turboquant": (turbo(bits), windows),
     }
     if name in ("turboquant:2.5", "turboquant:3.5"):
         how = (0.25, 3, 2) if name.endswith("2.5") else (0.5, 4, 3)
         return tuple(PerToken(split(*how, x[:64]), windows) for x in (key, value))
-    if name in ("k4v2", "hadamard:3", "oscar:3"):
+    if name in ("k4v2", "hadamard:3", "artifact:3"):
         make = (lambda n: in_groups(n, D)) if plain == "k4v2" else behind_hadamard
-        values = behind_hadamard(2, clip=0.9) if plain == "oscar" else make(2)
-        return PerToken(make(4), windows), PerToken(values, windows)
+        two = behind_hadamard(2, clip=0.9) if plain == "artifact" else make(2)
+        return PerToken(make(4), windows), PerToken(two, windows)
     if plain == "turboquant-prod":
         return PerToken(turbo_prod(bits), windows), PerToken(turbo(bits), windows)
     if plain == "lmdeploy":
-        keys, values = lmdeploy(3, signed=True), lmdeploy(2, signed=False)
-        return PerToken(keys, windows), PerToken(values, windows)
+        signed, plain_codes = lmdeploy(3, signed=True), lmdeploy(2, signed=False)
+        return PerToken(signed, windows), PerToken(plain_codes, windows)
+    if plain == "omni-scaled":
+        norms = keys.square().sum((0, 2)).sqrt().half().float()
+        return OmniKeys(bits, norms), PerToken(behind_hadamard(bits), chunked)
     if plain == "kivi-token":
         return PerToken(in_groups(bits, 32), chunked), PerToken(in_groups(bits, 32), residual)
     if plain == "kivi":
@@ -237,11 +256,11 @@ def test_every_position_reads_what_decoding_reads(
 ) -> None:
     q, k, v = qkv
     (choice,) = [one for one in choices(["all"]) if one.name == name]
-    cache = choice.build(Subject(MODEL, RECIPE, SETS))
+    cache = choice.build(Subject(MODEL, RECIPE, SETS, lambda: {1: (SCALE * 448, SCALE * 448)}))
     got = SimulatedCache(cache, MODEL, CPU)(1, q, k, v, Softmax(SCALING))
     positions = {0, 1, SINK, 127, 128, 129, 151, 152, 255, 256, 257, 300, 384, TOKENS - 1}
     for head in range(KV_HEADS):
-        keys, values = sides(name, k[0, head], v[0, head])
+        keys, values = sides(name, k[0], v[0], head)
         for p in range(TOKENS):
             rows, outs = keys.step(k[0, head, p]), values.step(v[0, head, p])
             if p not in positions:
