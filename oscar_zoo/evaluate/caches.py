@@ -15,7 +15,7 @@ from oscar_zoo.artifact.specs import Clip, CodeBits, Geometry, ServingRecipe, Wi
 from oscar_zoo.evaluate.formats import Alternative, RowCode, Schedule, Subject
 from oscar_zoo.evaluate.measure import TaskPrompt, all_logits
 from oscar_zoo.evaluate.outcome import MeasuredModel
-from oscar_zoo.evaluate.shared import NAMES, read_text
+from oscar_zoo.evaluate.shared import TEXTS, read_text
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
 from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.loading import LoadedModel
@@ -105,7 +105,7 @@ def bit_facts(
 
 def largest_magnitudes(model: LoadedModel, length: int) -> dict[int, tuple[float, float]]:
     """Of keys and of values by layer, on the first `length` tokens of our calibration text."""
-    text = read_text(NAMES[0], "calibration")[: 16 * length]
+    text = read_text(next(iter(TEXTS)), "calibration")[: 16 * length]
     ids = torch.tensor(encoder(model.tokenizer)(text)[:length], device="cpu")
     exact = RowCode(lambda rows: (rows, {}))
     attend = SimulatedCache(Alternative(exact, exact, Schedule()), model.block, model.device)
