@@ -3,7 +3,7 @@ counted ties."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -144,6 +144,16 @@ def fed_back(job: Job) -> Job:
     forward = job.transforms.k_forward.expand(heads, dim, dim).contiguous()
     made = replace(job.transforms, k_forward=forward, k_feedback=weights.to(DEVICE))
     return replace(job, transforms=made)
+
+
+def on_cpu(part: Any) -> Any:
+    """A job, or a part of it, with all tensors on the CPU, where sums have the full precision of
+    float32."""
+    if isinstance(part, Tensor):
+        return part.cpu()
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    return replace(part, **{f.name: on_cpu(getattr(part, f.name)) for f in fields(part)})
 
 
 def ties(got: LayerCache, want: LayerCache, job: Job, error: float) -> int:

@@ -107,9 +107,11 @@ DEV float shared_load(u32 at) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
   return x;
 }
-DEV void shared_words(u32 at, u32 (&x)[1]) { asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at)); }
+DEV void shared_words(u32 at, u32 (&x)[1]) {
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at) : "memory");
+}
 DEV void shared_words(u32 at, u32 (&x)[2]) {
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(at));
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(at) : "memory");
 }
 DEV void shared_store(u32 at, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");

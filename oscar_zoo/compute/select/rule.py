@@ -7,9 +7,9 @@ Candidates that cannot win have left before (`race`); the rule sees those that w
 of it. Two perplexities count as equal when they differ by at most 0.1 %, or by at most one paired
 standard error and 0.25 %.
 
-Perplexity decides who is a finalist: every candidate that equals the lowest one. If none of these
-passes both gates, the best clip of every other method becomes a finalist too, unless it fails its
-gate; of a method that left early, that is measured then. The best clip of a method has the method's
+Perplexity decides who is a finalist: every candidate that equals the lowest one. The best clip of
+every other method becomes a finalist too where its perplexity has a better verdict than all of
+these have with their recall; of a method that left early, that is measured then. The best clip of a method has the method's
 lowest perplexity or equals it; of several such clips it is the one with the least retrieval error,
 which perplexity hardly shows. When there are too many finalists, it comes first. Recall is measured
 for the finalists. Then each step chooses among the candidates that the step before left:
@@ -156,12 +156,13 @@ def finalists(trials: Sequence[Trial]) -> list[int]:
 
 
 def substitutes(trials: Sequence[Trial], measured: Sequence[int], base: Base) -> list[int]:
-    """Further trials whose recall to measure; none when one of `measured` passes all gates."""
-    if any(worst(trials[at].gates(base)) == "pass" for at in measured):
-        return []
+    """Further trials whose recall to measure: those whose verdict may be better than that of all
+    `measured`."""
+    verdicts = [VERDICTS.index(worst(trial.gates(base))) for trial in trials]
+    reached = min(verdicts[at] for at in measured)
     order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
     tried = {trials[at].method for at in measured}
-    allowed = [at for at in _best_clips(trials, order) if worst(trials[at].gates(base)) != "fail"]
+    allowed = [at for at in _best_clips(trials, order) if verdicts[at] < reached]
     return [at for at in allowed if trials[at].method not in tried]
 
 
