@@ -9,10 +9,11 @@ standard error and 0.25 %.
 
 Perplexity decides who is a finalist: every candidate that equals the lowest one. The best clip of
 every other method becomes a finalist too where its perplexity has a better verdict than all of
-these have with their recall; of a method that left early, that is measured then. The best clip of a method has the method's
-lowest perplexity or equals it; of several such clips it is the one with the least retrieval error,
-which perplexity hardly shows. When there are too many finalists, it comes first. Recall is measured
-for the finalists. Then each step chooses among the candidates that the step before left:
+these have with their recall; of a method that left early, that is measured then. The best clip of a
+method has the method's lowest perplexity or equals it; of several such clips it is the one with the
+least retrieval error, which perplexity hardly shows. When there are too many finalists, it comes
+first. Recall is measured for the finalists. Then each step chooses among the candidates that the
+step before left:
 
 1. Drop a candidate whose verdict on the gates is worse than another's. A verdict that is worse
    because of recall counts only if recall is lower by the margin of step 3.
