@@ -33,7 +33,7 @@ from oscar_kernels.decode_attention import tuning
 from oscar_kernels.kv_write import cuda, dispatch
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.prepared import prepared
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import QuantSpec, code_bytes
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 5, 6, 7, 8, 12, 48, 96, 1000])
@@ -201,7 +201,8 @@ def test_errors_of_keys_are_carried_on_alike_by_all_kernels(
     for name, got in (("cuda", job.write(cuda)[0]), ("triton", job.write(triton_launcher)[0])):
         got = on_cpu(got)
         assert torch.equal(got.affine[slots], want.affine[slots]), name
-        differ = (got.codes[slots] != want.codes[slots]).any(-1)
+        keys = (one.codes[slots, :, : code_bytes(k_spec)] for one in (got, want))
+        differ = torch.ne(*keys).any(-1)  # of values, ties differ
         assert int(differ.sum()) <= 1 + 0.02 * differ.numel(), (name, int(differ.sum()))
 
 
