@@ -23,7 +23,7 @@ from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe, SideWidths, Widths, Windows
 from oscar_zoo.artifact.width_selection import WidthSelection, WidthStep
 from oscar_zoo.compute.data.calibration import HeldOut
-from oscar_zoo.compute.estimate import GAINS, VERIFY, Meter
+from oscar_zoo.compute.estimate import GAIN_TOKENS, GAINS, VERIFY, Meter
 from oscar_zoo.compute.methods.base import FitResult
 from oscar_zoo.compute.options import WidthWish, possible_bits
 from oscar_zoo.compute.select import rule
@@ -45,10 +45,8 @@ from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
-PROMPTS = 4
-"""Least number of prompts that held-out text is cut into, so that two halves have two each."""
-TOKENS = 4096
-"""Tokens of these prompts that are enough, where there are more than `PROMPTS`."""
+PROMPTS = 2
+"""Least number of prompts that held-out text is cut into: two halves are compared."""
 LEAST_BEYOND = 2
 """Least length of such a prompt, in units of both windows."""
 SIDES: tuple[Role, Role] = ("k", "v")
@@ -231,9 +229,9 @@ def _fewest(runner: _Runner, curve: Curve) -> tuple[Curve, int, str]:
 
 def divergence_prompts(heldout: HeldOut, windows: Windows) -> tuple[TaskPrompt, ...]:
     """Held-out sequences, scored beyond both windows. Where they are fewer than `PROMPTS` they are
-    cut, and where they have more than `TOKENS` the first are taken, which are spread over the text:
-    on the example models, slots that are picked on half of the text keep 86 to 100 % of their gain
-    on the other half."""
+    cut, and where they have more than `GAIN_TOKENS` the first are taken, which are spread over the
+    text: on the example models, slots that are picked on half of the text keep 86 to 100 % of their
+    gain on the other half."""
     first = windows.sink + windows.recent
     found = heldout_task(heldout, windows).prompts
     while len(found) < PROMPTS and min(len(one.ids) for one in found) >= 2 * LEAST_BEYOND * first:
@@ -241,7 +239,7 @@ def divergence_prompts(heldout: HeldOut, windows: Windows) -> tuple[TaskPrompt, 
         found = tuple(
             TaskPrompt(ids, torch.arange(first, len(ids) - 1, device="cpu")) for ids in halves
         )
-    return found[: max(PROMPTS, TOKENS // max(len(one.ids) for one in found))]
+    return found[: max(PROMPTS, GAIN_TOKENS // max(len(one.ids) for one in found))]
 
 
 class _Runner:
