@@ -80,7 +80,7 @@ from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.report.build import report_of, save_report
 from oscar_zoo.compute.select.choose import choose, failure, refuse_poor
 from oscar_zoo.compute.select.decision import Choice, WidthChoice
-from oscar_zoo.compute.select.rule import worst
+from oscar_zoo.compute.select.rule import PERPLEXITY_PASS, worst
 from oscar_zoo.compute.select.widths import choose_widths
 from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists
 from oscar_zoo.evaluate.shared import Progress
@@ -393,12 +393,11 @@ def _choose(
     kept = choice.trials[choice.at]
     gates = () if choice.base is None else kept.gates(choice.base)
     wish = job.wish
-    if (
-        wish is None
-        and not job.allow_poor
-        and (worst(gates) != "pass" if job.raises else failure(gates))
-    ):
-        wish = INSTEAD
+    if wish is None and gates and not job.allow_poor:
+        kl = kept.divergence.value if kept.divergence else 0.0
+        doubtful = worst(gates) != "pass" or 100 * kl > PERPLEXITY_PASS
+        if doubtful if job.raises else failure(gates):
+            wish = INSTEAD
     widths = None
     if wish is not None:
         widths = choose_widths(

@@ -45,8 +45,8 @@ from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
-PROMPTS = 2
-"""Least number of prompts that held-out text is cut into: two halves are compared."""
+PROMPTS = 4
+"""Least number of prompts that held-out text is cut into, so that two halves have two each."""
 LEAST_BEYOND = 2
 """Least length of such a prompt, in units of both windows."""
 SIDES: tuple[Role, Role] = ("k", "v")
@@ -327,8 +327,13 @@ class _Runner:
         return change[0]
 
     def passes(self, raised: Raised) -> bool:
-        """Whether the gates are passed."""
-        return worst(self._verify(raised).gates(self._base)) == "pass"
+        """Whether the gates are passed, and not by chance: of the divergence, what codes of 4 bits
+        everywhere have is mostly the arithmetic of the model's dtype, and the rest is to be within
+        the gate of perplexity too."""
+        if worst(self._verify(raised).gates(self._base)) != "pass":
+            return False
+        least = self.divergence(self.everything).value
+        return 100 * (self.divergence(raised).value - least) <= rule.PERPLEXITY_PASS
 
     def result(self, curve: Curve | None, steps: int, reason: str) -> WidthChoice:
         """The choice, after what is kept was measured, and the codes of 2 bits beside it."""
