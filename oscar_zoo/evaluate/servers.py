@@ -207,7 +207,7 @@ def ask_own_servers(
     pool = () if served.device == "cpu" else (f"--max-total-tokens={tokens}",)
     for variant in wanted:
         environment = variant.environment(served.device)
-        own = flags.after(*variant.flags, *pool)
+        own = flags.after("--oscar-canary-minutes=0", *variant.flags, *pool)
         server = served.wanted("eval-server", own, timeout, environment=environment)
         try:
             with own_server(server, StartObserver(str(variant), observer)) as started:

@@ -86,6 +86,10 @@ class ServerRecord:
     log: Annotated[str, says("What the engine prints.")]
     since: Annotated[Time, says("When it was started, in UTC.")]
     state: State
+    canary: Annotated[
+        Literal["in band", "out of band"] | None,
+        says("Whether stored tokens give the answers of the start; null where nobody knows."),
+    ] = None
     end: Annotated[End | None, *HIDDEN] = None
 
     @computed_field(description="Of the process that supervises the server.")

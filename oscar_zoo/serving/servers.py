@@ -7,13 +7,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
 from pydantic import Field
 
 from oscar_zoo.artifact.outcome import says
+from oscar_zoo.engines.sglang.front.middleware import PATH
 from oscar_zoo.engines.sglang.launch.plan import check_port_free, next_free_port
 from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS, GRACE_SECONDS
 from oscar_zoo.errors import PortInUse, ServerFailed, ServerNotFound, UsageError
@@ -23,6 +24,7 @@ from oscar_zoo.serving.params import ON_A_TERMINAL, LogsParams, StopParams
 from oscar_zoo.serving.records import End, Port, ServerRecord, Time
 
 POLL_SECONDS = 0.5
+PS_SECONDS = 2.0
 LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
 """Seconds after which a server should be gone: its requests drain, then it has a grace period."""
 
@@ -78,7 +80,17 @@ class LogsReport:
 
 
 def ps() -> PsReport:
-    return PsReport(tuple(records.running()), tuple(map(EndedServer.of, records.ended())))
+    shown = tuple(map(with_canary, records.running()))
+    return PsReport(shown, tuple(map(EndedServer.of, records.ended())))
+
+
+def with_canary(record: ServerRecord) -> ServerRecord:
+    try:
+        told = records.client_of(record.url.removesuffix("/v1"), timeout=PS_SECONDS).get(PATH)
+        outside = told["canary"]["outside"]
+    except (ServerFailed, KeyError, TypeError):
+        return record
+    return replace(record, canary="out of band" if outside else "in band")
 
 
 def stop(params: StopParams, observer: Observer = SILENT) -> StopReport:

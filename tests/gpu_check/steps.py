@@ -141,8 +141,9 @@ def serve(check: Check) -> str:
             raise CheckFailed(
                 f"the second turn reused {again.cached} of {again.prompt} prompt tokens"
             )
-        if "oscar_int2_capacity_tokens" not in metrics:
-            raise CheckFailed("/metrics has no oscar_int2_capacity_tokens")
+        canary = [one["canary"] for one in check.zoo("ps")["servers"]]
+        if "oscar_int2_capacity_tokens" not in metrics or canary != ["in band"]:
+            raise CheckFailed(f"/metrics lacks ours, or the canary is no good: {canary}")
         facts = check.zoo("eval", NAME, "--model", str(EXAMPLE), *SERVER_EVAL, "--url", server.url)
     return (
         f"ready after {server.ready['seconds']:.0f} s, {server.ready['capacity_tokens']:,} tokens"

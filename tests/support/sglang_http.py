@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,16 @@ class HttpServer:
                 if one.status == psutil.CONN_LISTEN or (one.type == socket.SOCK_DGRAM):
                     found.setdefault(str(one.laddr.port), []).append(one.laddr.ip)
         return found
+
+    def canary(self, wanted: Callable[[Any], bool]) -> Any:
+        """What the front says of the canary, as soon as it is as wanted."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            told = self.ask("GET", "/oscar_front")[1].get("canary")
+            if told and wanted(told):
+                return told
+            assert time.monotonic() < deadline, told
+            time.sleep(0.2)
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
         return self.ask("POST", path, body)[:2]

@@ -13,13 +13,13 @@ def print_servers(report: PsReport) -> None:
     """The table, and a line about each server that ended by itself, with the next step."""
     if report.servers:
         table = terminal.table(
-            "PORT", "MODEL", "ARTIFACT", "STATE", "UP", "PID", "URL", right=(0, 4, 5)
+            *"PORT MODEL ARTIFACT STATE CANARY UP PID URL".split(), right=(0, 5, 6)
         )
         for one in report.servers:
             minutes, seconds = divmod(one.seconds, 60)
             up = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-            cells = (one.port, one.model, one.artifact, one.state, up, one.process.pid, one.url)
-            table.add_row(*map(terminal.clean, cells))
+            named = (one.port, one.model, one.artifact, one.state, one.canary or "-")
+            table.add_row(*map(terminal.clean, (*named, up, one.process.pid, one.url)))
         terminal.out().print(table)
     else:
         terminal.note("No server of yours runs here. Start one: oscar-zoo serve NAME --detach")

@@ -143,17 +143,17 @@ def _whole(least: int) -> Callable[[str], int]:
     return read
 
 
-def _ratio(text: str) -> float:
+def _number(what: str, most: float, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"a clip ratio is a number from 0 to 1, not {text.strip()!r}")
+    if not 0.0 <= value <= most:
+        raise ValueError(f"{what} a number from 0 to {most:g}, not {text.strip()!r}")
     return value
 
 
-_RATIOS = partial(parse_layers, read=_ratio)
+_RATIOS = partial(parse_layers, read=partial(_number, "a clip ratio is", 1))
 
 
 def _name(text: str) -> str:
@@ -228,6 +228,13 @@ OPTIONS = {
         _one_of("recompute", "int2"),
         "recompute: a prefix hit prefills the recent window again; int2: it reads the window as"
         " INT2",
+    ),
+    "canary_minutes": Option(
+        "--oscar-canary-minutes",
+        partial(_number, "minutes are", 10_000),
+        "how often a fixed text is scored through the cache, to notice answers that get worse; 10"
+        " by default, 0 never",
+        "10",
     ),
     "name": Option("--oscar-name", _name, "how metrics and server information call the artifact"),
     "copy_of": Option(

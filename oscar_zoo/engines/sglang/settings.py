@@ -90,6 +90,7 @@ class PluginSettings(RecipeValues):
     expected_digest: str | None = None
     idle_sinks: int | None = None  # one block per request
     window_on_hit: str = "recompute"
+    canary_minutes: float = 10
     warnings: tuple[str, ...] = ()
     name: str | None = None
     copy_of: str | None = None

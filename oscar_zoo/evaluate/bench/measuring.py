@@ -51,6 +51,7 @@ _P = TypeVar("_P", BenchServeParams, BenchLoadParams)
 MOST_CASES = 64
 LARGE = 2 * 10**9
 """Bytes of weights from which a CPU is measured only when it was named."""
+NO_CANARY = ("--oscar-canary-minutes=0",)
 RANDOM_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init")
 """Flags of an engine that fills a model with random numbers."""
 
@@ -135,7 +136,7 @@ def load(params: BenchLoadParams, observer: Observer = SILENT) -> LoadReport:
             log=log_file("bench-load"),
             timeout=params.timeout,
             gpu=gpu,
-            flags=flags.after(*RANDOM_WEIGHTS) if subject.random_weights else flags,
+            flags=flags.after(*(RANDOM_WEIGHTS if subject.random_weights else NO_CANARY)),
         )
         gpus = 0 if device == "cpu" else flags.sizes().tensor_parallel or 1
         report = LoadReport(work, name, growth=params.growth << 20)

@@ -72,6 +72,34 @@ def test_requests_with_and_without_listed_tokens_share_a_batch(served: HttpServe
         assert set(pool.map(ask, range(24))) == {200}
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_canary_notices_that_stored_tokens_are_lost(release: str, tmp_path: Path) -> None:
+    pair = write_folder(tmp_path / "pair", payload())
+    settings, engine = write_front(tmp_path, FrontSettings.make("127.0.0.1", (), KEY))
+    front = FrontSettings.read(Path(settings))
+    flags = ("--kv-cache-dtype=int2", f"--oscar-rotation-path={pair}", f"--oscar-front={settings}")
+    more = ("--enable-metrics", "--config", str(engine), "--oscar-canary-minutes=0.005")
+    rotten = tmp_path / "rotten"
+    bug = {"INT2_TEST_MUTANT": "rot", "INT2_TEST_ROT": str(rotten)}
+    with http_server(release, tmp_path, *flags, *more, env=bug) as server:
+        server.headers["Authorization"] = f"Bearer {front.administration_key}"
+        server.tokens([5, 6, 7])
+        before = server.canary(lambda told: told["time_seconds"] > 0)
+        assert before["divergence"] <= before["band"] <= 0.4
+        rotten.touch()
+        assert server.canary(lambda told: told["outside"])["divergence"] > 0.4
+        shown = server.ask("GET", "/metrics")[1]
+        gauges = dict(re.findall(r"^oscar_zoo_canary_(\w+)\{.*\} (\S+)$", shown, re.MULTILINE))
+        assert (
+            float(gauges["divergence"]) > float(gauges["band"]) > 0 < float(gauges["time_seconds"])
+        )
+        counted = re.findall(r"^sglang:num_requests_total\{.*\} (\S+)$", shown, re.MULTILINE)
+        assert 1 <= sum(map(float, counted)) <= 2  # ours, and the one of SGLang's start
+        assert server.ask("POST", "/flush_cache")[0] == 200
+        server.canary(lambda told: not told["outside"])
+    assert re.findall("canary (left|is back)", server.log.read_text()) == ["left", "is back"]
+
+
 NESTED = "[" * 10_000 + "]" * 10_000
 HOSTILE = (
     f'"response_format": {NESTED}',

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from oscar_zoo.engines.sglang.hooks.observation import (
     Exporter,
     PrefixHits,
 )
+from oscar_zoo.engines.sglang.hooks.requests import CANARY, CANARY_METRICS, Band
 
 prometheus = pytest.importorskip("prometheus_client")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
@@ -105,11 +108,25 @@ def test_a_hit_that_was_cut_leaves_a_tail(page: int, length: int, cached: int, t
     assert off.tail_tokens == 0
 
 
+WHOLE, LATE = (0.0, 0.1, 0.0, 0.29, 0.31, 0.31, 0.0), (0.0, 0.0, 0.0, math.nan, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "outside"), [(WHOLE, "----xx-"), (LATE, "---x-"), ((0.0, 9.0, 0.0, 9.0), "-x-x")]
+)
+def test_the_band_is_that_of_the_first_runs(changes: tuple[float, ...], outside: str) -> None:
+    band = Band()
+    found = [(band.see([change - 1.0, -change - 2.0]), "-x"[band.outside]) for change in changes]
+    assert "".join(now for _, now in found) == outside
+    assert [bool(said) for said, _ in found] == [a != b for a, b in pairwise(f"-{outside}")]
+
+
 def test_the_documentation_lists_every_metric() -> None:
     rows = re.findall(r"^\| `([a-z0-9_]+)` \| ([a-z]+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     kinds = {True: "counter", False: "gauge"}
     assert rows == [
-        (PREFIX + name, kinds[name.endswith("_total")], text) for name, text in METRICS.items()
+        *((PREFIX + name, kinds[name.endswith("_total")], text) for name, text in METRICS.items()),
+        *((CANARY + name, "gauge", text) for name, text in CANARY_METRICS.items()),
     ]
     assert all(f"`{label}`" in PAGE.read_text() for label in INFO_LABELS)
 

@@ -3,8 +3,12 @@ nothing."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,7 +21,7 @@ from oscar_kernels.reference import cached_rows
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.sink_blocks import Place, PromptKey, SinkBlocks
-from oscar_zoo.runtime.stores import WindowStore
+from oscar_zoo.runtime.stores import SlotStore, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
 
 NAMES = (
@@ -31,6 +35,7 @@ NAMES = (
     "publish_early",
     "ring_before_attention",
     "rings_not_committed",
+    "rot",
     "several_chains",
     "sinks_not_committed",
     "small_ring",
@@ -56,6 +61,18 @@ class EarlySinks(SinkBlocks):
         place = super()._own(row, prompt, prefix, donor)
         self._publish(self._rows[row], prompt.key(self.width))
         return place
+
+
+def rot(store: SlotStore) -> None:
+    """All that slots hold is lost, once, when the file `INT2_TEST_ROT` is there."""
+
+    def wait() -> None:
+        while not Path(os.environ["INT2_TEST_ROT"]).exists():
+            time.sleep(0.05)
+        for buffer in store.buffers():
+            buffer.zero_()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def wrong_slots() -> None:

@@ -78,6 +78,8 @@ def install(mode: str, mutant: str, ops: str) -> None:
             used, prefill = KERNELS, PlainPrefill()
             counted.clear()
             config = replace(config, piece_tokens=PIECE_TOKENS)
+        if mutant == "rot":
+            mutants.rot(slots)
         if mutant == "partner_is_forward":
             transforms = mutants.partner_is_forward(transforms)
         cache = TestedCache(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from typing import Any
 
 SERVER = "sglang.srt.entrypoints.http_server"
@@ -32,6 +34,56 @@ def vocabulary(tokenizer_manager: Any) -> int:
 
 def context(tokenizer_manager: Any) -> int:
     return int(tokenizer_manager.model_config.context_len)
+
+
+def reuses_text(tokenizer_manager: Any) -> bool:
+    """Whether it has a tokenizer, and a prefix cache."""
+    radix = not tokenizer_manager.server_args.disable_radix_cache
+    return radix and tokenizer_manager.tokenizer is not None
+
+
+def crowded(tokenizer_manager: Any) -> bool:
+    """Whether a new request would wait for a row."""
+    most = tokenizer_manager.server_args.max_running_requests
+    return len(tokenizer_manager.rid_to_state) >= (most or 1)
+
+
+async def score(
+    tokenizer_manager: Any, ids: Sequence[int], start: int, seconds: float
+) -> tuple[int, list[float]]:
+    """Cached tokens of a prompt, and log-probabilities of its tokens behind `start`, in a request
+    that no metric of requests counts."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    request = GenerateReqInput(
+        rid=uuid.uuid4().hex,
+        input_ids=list(ids),
+        sampling_params={"temperature": 0, "max_new_tokens": 1},
+        return_logprob=True,
+        logprob_start_len=start,
+        log_metrics=False,
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            async for answer in tokenizer_manager.generate_request(request, None):
+                meta = answer["meta_info"]
+    finally:
+        if request.rid in tokenizer_manager.rid_to_state:  # it took too long
+            tokenizer_manager.abort_request(request.rid)
+    return int(meta["cached_tokens"]), [float(one[0]) for one in meta["input_token_logprobs"][1:]]
+
+
+def gauges(tokenizer_manager: Any, texts: dict[str, str]) -> dict[str, Any]:
+    """Gauges on SGLang's `/metrics` by name; none where it exports nothing."""
+    if not tokenizer_manager.enable_metrics:
+        return {}
+    from prometheus_client import Gauge
+
+    labels = tokenizer_manager.metrics_collector.labels
+    return {
+        name: Gauge(name, text, [*labels], multiprocess_mode="mostrecent").labels(**labels)
+        for name, text in texts.items()
+    }
 
 
 def http_server() -> Any:

@@ -25,7 +25,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PATH = "/oscar_front"
 """A route of the front, by which the starter of a server sees that it is there. Who has a key is
-also told how many requests are being answered, as `requests`."""
+also told how many requests are being answered, as `requests`, and what `live` says."""
 FREEZE = "/freeze_gc"
 WITHOUT_KEY = frozenset({"/health", "/ready", "/ping", "/metrics", "/metrics/", PATH})
 """Routes that need no key: those of health checks and of Prometheus."""
@@ -59,8 +59,9 @@ class Front:
         freezing: threading.Event | None = None,
         *,
         off: Callable[[str], str | None] = lambda path: None,
+        live: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._freezing, self._off = freezing or threading.Event(), off
+        self._freezing, self._off, self._live = freezing or threading.Event(), off, live
         self._app, self._settings, self._routes, self._facts = app, settings, routes, dict(facts)
         self._bodies: dict[Body, int] = {}
         self._answering: set[object] = set()
@@ -89,7 +90,7 @@ class Front:
             if cors and method == "OPTIONS":
                 await messages.answer(send, 204, None, _preflight(headers))
             elif path == PATH and method == "GET":
-                number = {"requests": len(self._answering)} if known else {}
+                number = {"requests": len(self._answering), **self._live()} if known else {}
                 await messages.answer(send, 200, self._facts | number)
             elif self._administration.has(path, method) and self._administers(scope, headers):
                 await self._app(scope, receive, send)

@@ -1,13 +1,20 @@
-"""Hooks on every request, between SGLang's HTTP server and its scheduler. They refuse."""
+"""Hooks on every request, between SGLang's HTTP server and its scheduler. They refuse. And
+a request of the server itself, which notices that stored tokens are no longer what they were."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import threading
+import time
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from oscar_zoo.engines.sglang import setting_flags
+from oscar_zoo.engines.sglang import setting_flags, worker
 from oscar_zoo.engines.sglang.bounds import request as bounds
 from oscar_zoo.engines.sglang.compat import releases, requests, server_arguments
 from oscar_zoo.engines.sglang.front import access
@@ -17,13 +24,106 @@ from oscar_zoo.engines.sglang.front.middleware import Front
 from oscar_zoo.engines.sglang.worker import FIRED
 from oscar_zoo.errors import UsageError
 
+logger = logging.getLogger(__name__)
+
 RESPONSES = "/v1/responses/"
+CANARY = "oscar_zoo_canary_"
+CANARY_METRICS = {
+    "divergence": (
+        "Mean change of the log-probability of a token of a fixed text since the start, in nats."
+    ),
+    "band": "The largest `divergence` that is ordinary, in nats.",
+    "time_seconds": "When that text was scored last, in seconds since 1970.",
+}
+MARGIN = 0.2
+"""Nats by which the divergence may exceed that of the first runs. It is there for other batches and
+other chunks of a prefill, which change 16-bit sums and what is read as INT2."""
+FIRST_RUNS, SCORED, STORED = 3, 64, 512
+"""Runs that record the band; scored tokens; tokens in front of them that are read as INT2."""
+PATIENCE = 60.0
+
+
+class Canary:
+    """Scores a fixed text every few minutes, over a prefix hit: prefill without a hit computes the
+    text anew and reads no stored token. Nothing that fails here reaches another request."""
+
+    def __init__(self, tokenizer_manager: Any) -> None:
+        self._manager, chosen = tokenizer_manager, worker.served()[0]
+        self._seconds, self._sink = 60 * chosen.canary_minutes, chosen.sink
+        length = chosen.sink + STORED + max(chosen.refilled, SCORED)
+        length = min(length, requests.context(tokenizer_manager) - 8)
+        text = resources.files("oscar_zoo.texts").joinpath("validation.txt").read_text("utf-8")
+        self._ids = tokenizer_manager.tokenizer.encode(text[: 20 * length])[:length]
+        texts = {CANARY + name: text for name, text in CANARY_METRICS.items()}
+        self._gauges = requests.gauges(tokenizer_manager, texts)
+        self._task: asyncio.Task[None] | None = None
+        self.band = Band()
+
+    def told(self) -> dict[str, Any]:
+        return {"canary": self.band.told()} if self.band.runs else {}
+
+    def start(self) -> None:
+        """Begin with the first request, which SGLang sends itself: only then a loop runs."""
+        self._task = self._task or asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds if self.band.runs >= FIRST_RUNS else 1)
+            try:
+                if not requests.crowded(self._manager):
+                    await self._run()
+            except Exception as error:
+                logger.warning("INT2 KV cache: the canary was not scored (%r)", error)
+                await asyncio.sleep(self._seconds)
+
+    async def _run(self) -> None:
+        start = len(self._ids) - SCORED
+        for _ in range(2):  # the first may have to store the text
+            cached, values = await requests.score(self._manager, self._ids, start, PATIENCE)
+            if cached > self._sink:
+                if said := self.band.see(values):
+                    numbers = (said, self.band.divergence, self.band.band)
+                    logger.warning("INT2 KV cache: the canary %s (%.3f of %.3f nats)", *numbers)
+                for name, gauge in self._gauges.items():
+                    gauge.set(self.band.told()[name.removeprefix(CANARY)])
+                return
+
+
+class Band:
+    """How far log-probabilities are from the first ones, and how far is ordinary, in nats."""
+
+    def __init__(self) -> None:
+        self._first: Sequence[float] = ()
+        self.runs, self.divergence, self.band, self.time = 0, 0.0, MARGIN, 0.0
+
+    @property
+    def outside(self) -> bool:
+        return not self.divergence <= self.band  # so is what is no number
+
+    def told(self) -> dict[str, Any]:
+        numbers = dict(zip(CANARY_METRICS, (self.divergence, self.band, self.time), strict=True))
+        return {"outside": self.outside, **numbers}
+
+    def see(self, values: Sequence[float]) -> str | None:
+        """What to log, where the divergence leaves the band or returns."""
+        before, self.runs, self._first = self.outside, self.runs + 1, self._first or values
+        changes = (abs(now - then) for now, then in zip(values, self._first, strict=True))
+        self.divergence, self.time = fmean(changes), time.time()
+        if self.runs <= FIRST_RUNS:
+            # More is no noise: a cache that is broken from the start must not widen its own band.
+            self.band = max(self.band, MARGIN + min(self.divergence, MARGIN))
+        if self.outside == before:
+            return None
+        return "left its band; see docs/troubleshooting.md" if self.outside else "is back"
 
 
 def arrives(tokenizer_manager: Any, request: Any, *_: Any, **__: Any) -> None:
     if _checked() and requests.generates(request):
         longest = requests.context(tokenizer_manager)
         bounds.check_request(request, requests.sampling_parameters(), longest=longest)
+        canary: Canary | None = getattr(tokenizer_manager, "oscar_canary", None)
+        if canary is not None:  # `http` put it there
+            canary.start()
 
 
 def divided(original: Any, request: Any, *given: Any, **named: Any) -> Any:
@@ -80,14 +180,17 @@ def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
         FIRED.add("http")
         known, longest = requests.sampling_parameters(), requests.context(tokenizer_manager)
         requests.name_fields(bounds.field_of)
-        _put_in_front()
+        canary = None
+        if worker.served()[0].canary_minutes and requests.reuses_text(tokenizer_manager):
+            canary = tokenizer_manager.oscar_canary = Canary(tokenizer_manager)
+        _put_in_front(canary)
         vocabulary = requests.vocabulary(tokenizer_manager)
         requests.check_detokenized(lambda tokens: bounds.wrong_tokens(tokens, vocabulary))
         requests.check_converted(_unfit)
         requests.check_bodies(lambda body: bounds.wrong_body(body, known, longest=longest))
 
 
-def _put_in_front() -> None:
+def _put_in_front(canary: Canary | None) -> None:
     wanted = os.environ.get(setting_flags.OPTIONS["front"].variable, access.OFF)
     if wanted == access.OFF:
         return
@@ -108,7 +211,10 @@ def _put_in_front() -> None:
     facts = {"front": chosen.id or None, "sglang": version, "needs_key": chosen.key is not None}
     routes = open_routes(version, engine_api=chosen.engine_api)
     freezing = threading.Event()
-    requests.put_in_front(lambda app: Front(app, chosen, routes, facts, freezing, off=_off))
+    live = dict if canary is None else canary.told
+    requests.put_in_front(
+        lambda app: Front(app, chosen, routes, facts, freezing, off=_off, live=live)
+    )
     requests.bound_connections(Connections().bound)
     requests.while_it_freezes(freezing)
 

@@ -20,53 +20,43 @@ from oscar_zoo.engines.sglang.sizing import SizeFlags
 from oscar_zoo.errors import PathNotFound, UnsupportedMachine, UsageError
 from oscar_zoo.models.config_file import read_config
 
-DENIED_FLAGS = {
-    "--trust-remote-code": "it runs code from the model repository",
-    "--host": "use --expose with an API key",
-    "--port": "use oscar-zoo serve --port",
-    "--api-key": "arguments are visible to every local user; use --api-key-file",
-    "--admin-api-key": "arguments are visible to every local user",
-    "--model-path": "use oscar-zoo serve --model",
-    "--model": "use oscar-zoo serve --model",
-    "--kv-cache-dtype": "serve always runs the INT2 cache",
-    "--config": "a configuration file could set any of the refused flags",
-    "--enable-custom-logit-processor": "it unpickles code from requests",
-    "--custom-weight-loader": "it imports code by name",
-    "--custom-sigquit-handler": "it imports code by name",
-    "--forward-hooks": "it imports code by name",
-    "--oscar-rotation-path": "serve gives the server its own verified copy",
-    "--oscar-artifact": "serve gives the server its own verified copy",
-    "--oscar-name": "serve says what it verified",
-    "--oscar-copy-of": "serve says what it verified",
-    "--oscar-rotation-sha256": "serve sets it from the copy it wrote",
-    "--oscar-front": "serve always has its front",
-    "--device": "use --device in front of --",
-    "--base-gpu-id": "use --device cuda:N in front of --",
-    "--ssl-keyfile-password": "arguments are visible to every local user",
-    "--watermark-key": "arguments are visible to every local user",
-    "--watermark-key-b": "arguments are visible to every local user",
-    "--sidecar": "it runs a module by name",
-    "--sidecar-args": "it runs a module by name",
-    "--tool-server": "it lets answers of the model run tools",
-    "--trust-request-chat-template": "it runs templates from requests",
-    "--modelopt-checkpoint-restore-path": "it unpickles a checkpoint",
-    "--grpc-mode": "it opens a server without the API key",
-    "--smg-grpc-mode": "it opens a server without the API key",
-    "--grpc-port": "it opens a server without the API key",
-    "--grpc-http-sidecar-port": "it opens a server without the API key",
-    "--smg-http-sidecar-port": "it opens a server without the API key",
-    "--gated-launch-port": "it opens a server without the API key",
-    "--kv-events-config": "it publishes what is cached to the network",
-    "--load-publish-endpoint": "it publishes the load to the network",
-    "--dist-init-addr": "processes of several machines exchange pickles over the network",
-    "--nccl-init-addr": "processes of several machines exchange pickles over the network",
-    "--nnodes": "processes of several machines exchange pickles over the network",
-    "--node-rank": "processes of several machines exchange pickles over the network",
-    "--use-ray": "processes of several machines exchange pickles over the network",
-    "--language-only": "encoders on other machines are reached without a key",
-    "--modelexpress-config": "weights would come over the network, unchecked",
-    "--decrypted-config-file": "the model would not be the one that was checked",
+_DENIED = {
+    "it runs code from the model repository": "--trust-remote-code",
+    "use --expose with an API key": "--host",
+    "use oscar-zoo serve --port": "--port",
+    "arguments are visible to every local user; use --api-key-file": "--api-key",
+    "arguments are visible to every local user": (
+        "--admin-api-key --ssl-keyfile-password --watermark-key --watermark-key-b"
+    ),
+    "use oscar-zoo serve --model": "--model-path --model",
+    "serve always runs the INT2 cache": "--kv-cache-dtype",
+    "a configuration file could set any of the refused flags": "--config",
+    "it unpickles code from requests": "--enable-custom-logit-processor",
+    "it imports code by name": "--custom-weight-loader --custom-sigquit-handler --forward-hooks",
+    "serve gives the server its own verified copy": "--oscar-rotation-path --oscar-artifact",
+    "serve says what it verified": "--oscar-name --oscar-copy-of",
+    "serve sets it from the copy it wrote": "--oscar-rotation-sha256",
+    "serve always has its front": "--oscar-front",
+    "use --device in front of --": "--device",
+    "use --device cuda:N in front of --": "--base-gpu-id",
+    "it runs a module by name": "--sidecar --sidecar-args",
+    "it lets answers of the model run tools": "--tool-server",
+    "it runs templates from requests": "--trust-request-chat-template",
+    "it unpickles a checkpoint": "--modelopt-checkpoint-restore-path",
+    "it opens a server without the API key": (
+        "--grpc-mode --smg-grpc-mode --grpc-port --grpc-http-sidecar-port"
+        " --smg-http-sidecar-port --gated-launch-port"
+    ),
+    "it publishes what is cached to the network": "--kv-events-config",
+    "it publishes the load to the network": "--load-publish-endpoint",
+    "processes of several machines exchange pickles over the network": (
+        "--dist-init-addr --nccl-init-addr --nnodes --node-rank --use-ray"
+    ),
+    "encoders on other machines are reached without a key": "--language-only",
+    "weights would come over the network, unchecked": "--modelexpress-config",
+    "the model would not be the one that was checked": "--decrypted-config-file",
 }
+DENIED_FLAGS = {flag: reason for reason, flags in _DENIED.items() for flag in flags.split()}
 """Engine flags that `serve` refuses after `--`, with the reason that the user reads. A test holds
 the list against the flags of every supported release."""
 
