@@ -145,7 +145,8 @@ def test_alternatives_in_a_table_charts_and_the_report_of_python(
     assert bits == sorted(bits) and rows["bf16"]["divergence"] == 0
     fp8, oscar, int2 = (rows[name]["divergence"] for name in ("fp8", "artifact", "int2"))
     assert fp8 < 0.05 < oscar < int2
-    assert rows["fp8"]["pareto"] and rows["bf16"]["pareto"] and not rows["int2"]["pareto"]
+    assert rows["fp8"]["pareto"] or rows["fp8-scaled"]["pareto"]  # as many bits
+    assert rows["bf16"]["pareto"] and not rows["int2"]["pareto"]
     assert 0 < rows["fp8-scaled"]["divergence"] < 0.05 and rows["fp8-scaled"]["divergence"] != fp8
     assert rows["artifact"]["bits_per_element"] == 2.5
     assert rows["artifact"]["bits_per_element_with_windows"] == 2.5 + 16 * 80 / 600
@@ -157,7 +158,8 @@ def test_alternatives_in_a_table_charts_and_the_report_of_python(
     head, *lines = cli(0, *against, "-q", "--against", names, *plots).splitlines()
     assert head.split()[:6] == ["CACHE", "BITS", "AT", "600", "AT", "32k"]
     shown = {line.split()[0]: line.split()[1:5] for line in lines if line.strip()}
-    assert shown["fp8‡"][:3] == ["8.00", "8.00*", "8.00*"] and shown["oscar:2"][0] == "2.50"
+    assert [bits.rstrip("*") for bits in shown["fp8‡"][:3]] == ["8.00"] * 3
+    assert shown["oscar:2"][0] == "2.50"
     assert shown["oscar:2"][3] == f"{rows['artifact']['tokens_per_gb']:,}"
     assert {"oscar:2", "kivi:2", "int2†", "fp8‡", "fp8-scaled‡", "bf16"} <= {*shown}
     svg, png, page = (file.read_bytes() for file in files)
