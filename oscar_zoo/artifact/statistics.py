@@ -48,6 +48,11 @@ WUSH_MATRICES: Mapping[Role, tuple[str, str]] = {"k": ("kk", "qq"), "v": ("vv", 
 """Side -> names of M and of the matrix that Hs is a multiple of."""
 
 
+WUSH_NOTHING, WUSH_EMPTY = 1e-10, 1e-4
+"""Shares of the mean diagonal entry: WUSH counts a channel with less than the first as empty, and
+damps it by the second."""
+
+
 @dataclass(frozen=True)
 class FingerprintMatch:
     """How far the target `matrix` that a rotation set implies is from the recorded one: the worst
@@ -273,7 +278,10 @@ def compare_wush(
     if not usual or type(gamma) not in (int, float) or not 0 <= float(gamma or 0) <= 1:
         return None
     traces = fingerprint[f"{names[0]}.trace"].astype(np.float64)
-    if traces.shape != (len(rotations.layers), rotations.num_kv_heads) or not (traces > 0).all():
+    diagonals = [fingerprint[f"{name}.diag"].astype(np.float64) for name in names]
+    shape = len(rotations.layers), rotations.num_kv_heads
+    fits = traces.shape == shape and all(one.shape[:2] == shape for one in diagonals)
+    if not fits or not (traces > 0).all():
         return [_infinite(name, rotations) for name in names]
     group = manifest.model.num_q_heads // manifest.model.num_kv_heads
     composition = manifest.fit.composition
@@ -281,12 +289,13 @@ def compare_wush(
         _implied(
             layer,
             trace,
+            recorded,
             gamma=float(gamma or 0),
             diagonal=damping == "diagonal",
             descending=composition is not None and composition.permutation == "descending",
             scale=2.0 * group if role == "k" else 2.0,
         )
-        for layer, trace in zip(rotations.layers, traces, strict=True)
+        for layer, trace, *recorded in zip(rotations.layers, traces, *diagonals, strict=True)
     ]
     identity = manifest.model.id, manifest.model.revision
     return [
@@ -298,6 +307,7 @@ def compare_wush(
 def _implied(
     layer: LayerTransform,
     trace: Matrix,
+    recorded: Sequence[Matrix],
     *,
     gamma: float,
     diagonal: bool,
@@ -305,18 +315,26 @@ def _implied(
     scale: float,
 ) -> tuple[Matrix, Matrix]:
     """M and the matrix that Hs is `scale` times, of every head of a layer, undamped; `trace` is
-    that of M."""
+    that of M, and `recorded` has the diagonals of both, which tell how channels without any were
+    damped."""
     roots = np.sqrt(np.asarray(layer.eigenvalues, dtype=np.float64).clip(0))
     h = hadamard(roots.shape[-1])
     middle = (h * (roots[..., ::-1] if descending else roots)[..., None, :]) @ h
     c2 = (1 + gamma) * trace / roots.sum(-1)  # the last eigenvalue is positive in every such file
 
-    def undamped(matrix: NDArray[np.float32], factor: Matrix) -> Matrix:
-        """C of C + gamma tr(C)/d I, or of C + gamma diag(C)."""
+    def undamped(matrix: NDArray[np.float32], factor: Matrix, own: Matrix) -> Matrix:
+        """C of C + gamma tr(C)/d I, or of C + gamma diag(C), where C has a diagonal."""
         exact = matrix.astype(np.float64)
         product = factor[..., None, None] * (exact @ middle @ np.swapaxes(exact, -2, -1))
         diag = np.diagonal(product, axis1=-2, axis2=-1)
         added = gamma / (1 + gamma) * (diag if diagonal else diag.mean(-1, keepdims=True))
+        if diagonal and own.shape == diag.shape:
+            mean = own.mean(-1, keepdims=True)
+            added = np.where(own > WUSH_NOTHING * mean, added, WUSH_EMPTY * mean)
         return np.asarray(product - added[..., None] * np.eye(product.shape[-1]))
 
-    return undamped(layer.partner, c2), undamped(layer.forward, 1 / (c2 * scale))
+    gram, hessian = recorded
+    return (
+        undamped(layer.partner, c2, gram),
+        undamped(layer.forward, 1 / (c2 * scale), hessian),
+    )

@@ -3,6 +3,7 @@ verification."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,9 @@ from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.methods.base import FitResult, eigenbasis, fit
 from oscar_zoo.compute.methods.rotations import r_h_pbr
 from oscar_zoo.compute.methods.table import METHODS, TABLE, fit_all, possible_methods
+from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import moments_bytes, parse_moments
+from oscar_zoo.compute.products import symmetric
 from oscar_zoo.errors import ComputeFailed, UsageError
 
 Matrix = NDArray[np.float64]
@@ -143,6 +146,32 @@ def test_every_method_makes_an_artifact_that_verifies(name: str) -> None:
     assert (manifest.statistics is None) == (name in WITHOUT_DATA)
     if name.startswith("oscar"):
         assert outcome.level == "statistics"
+
+
+def _changed(name: str) -> Moments:
+    """Moments of rows that another model would have, with channels that are zero, or one that
+    nearly repeats another."""
+    mixing = np.eye(MODEL.head_dim)
+    if name == "padding":
+        mixing[:, 5:] = 0
+    elif name == "nearly dependent":
+        mixing[:, 7] = mixing[:, 3] + 1e-9 * mixing[:, 7]
+    on_rows, layers = torch.from_numpy(mixing), {}
+    for layer, sums in MOMENTS.layers.items():
+        changed = copy.deepcopy(sums)
+        for matrix in ("qq", "kk"):
+            whole = on_rows.T @ symmetric(getattr(sums, matrix)) @ on_rows
+            setattr(changed, matrix, torch.tril(whole))
+        layers[layer] = changed
+    return replace(MOMENTS, layers=layers)
+
+
+@pytest.mark.parametrize("method", FITTED)
+@pytest.mark.parametrize("name", ["padding", "nearly dependent"])
+def test_channels_that_carry_nothing_are_fitted_by_every_method(name: str, method: str) -> None:
+    result = fit(_changed(name), METHODS[method])
+    outcome = verify_files(assemble(result, facts(result)), strict=True)
+    assert isinstance(outcome, Verified), outcome
 
 
 @pytest.mark.parametrize("name", FITTED)

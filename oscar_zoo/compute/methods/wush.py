@@ -16,7 +16,7 @@ of an asymmetric quantizer stores that shift without error. Second, damping adds
 diagonal instead of the identity, so rescaled channels (k by D and q by D^-1) store the same rows.
 With the identity, outlier channels drown the weak ones on which the loss depends. A channel that is
 zero in all rows, such as one that the norm of keys switches off, has no diagonal to add a share of:
-it gets `EMPTY` of the mean.
+it gets `WUSH_EMPTY` of the mean.
 
 Source: WUSH-KV: KV Cache Quantization with Data-Adaptive Transforms (sections 3 and 4).
 """
@@ -33,6 +33,7 @@ from torch import Tensor
 from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
 from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators
 from oscar_zoo.artifact.specs import StatisticName
+from oscar_zoo.artifact.statistics import WUSH_EMPTY, WUSH_NOTHING
 from oscar_zoo.compute.methods.base import (
     FittedPair,
     Forecast,
@@ -50,9 +51,6 @@ GAMMA = 1e-2
 """Damping of both matrices: the share of its diagonal that is added (WUSH-KV, default)."""
 PARAMS: Mapping[str, float | int | str | bool] = {"damping": "diagonal", "gamma": GAMMA}
 FEEDBACK: Mapping[str, float | int | str | bool] = {"feedback": "keys", "feedback_damping": DAMPING}
-NOTHING, EMPTY = 1e-10, 1e-4
-"""Shares of the mean diagonal entry: a channel with less than the first counts as empty, and gets
-the second."""
 BF16_LIMIT = 2e-2
 """Largest error of logits or outputs from matrices in bfloat16; plain bfloat16 rows have 2e-3."""
 
@@ -196,7 +194,9 @@ def _check_rounding(role: Role, layer_ids: Sequence[int], forecast: Forecast) ->
 def _damped(matrix: Tensor, gamma: float) -> Tensor:
     diagonal = torch.diagonal(matrix, dim1=-2, dim2=-1)
     mean = diagonal.mean(-1, keepdim=True)
-    added = torch.where(diagonal > NOTHING * mean, gamma * diagonal, bool(gamma) * EMPTY * mean)
+    added = torch.where(
+        diagonal > WUSH_NOTHING * mean, gamma * diagonal, bool(gamma) * WUSH_EMPTY * mean
+    )
     return matrix + torch.diag_embed(added)
 
 
