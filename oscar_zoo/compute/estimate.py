@@ -87,7 +87,7 @@ TUNING_EFFICIENCY = {"cpu": 0.25, "cuda": 0.2}
 """Share of the speed of a large matrix product that tuning reaches, of the products alone."""
 SECONDS_PER_STEP = {"cpu": 5e-4, "cuda": 1.5e-3}
 """Seconds of one tuning step of some layers, at least, however small they are."""
-LONGEST_TUNING = 300.0
+LONGEST_TUNING = 900.0
 """Seconds of tuning up to which `auto` tries it."""
 START_SECONDS = 3.0
 _PROBE = {"cpu": (512, 1024), "cuda": (4096, 4096)}

@@ -296,6 +296,8 @@ def _about_bits(choice: Choice, block: ModelBlock) -> list[str]:
     if not choice.raised:
         return [f"codes of 2 bits {cost}: --bits auto finds the fewest bits that pass the gates."]
     bits = bits_of(choice.recipe, block)
+    if bits == two:
+        return []
     return [
         f"{bits:.2f} bits an element were chosen, because codes of 2 bits ({two:.2f}) {cost};"
         f" the same memory holds {1 - two / bits:.0%} fewer tokens than with 2 bits."

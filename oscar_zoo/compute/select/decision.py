@@ -186,9 +186,10 @@ class Choice:
     @property
     def two_bits(self) -> str | None:
         """What codes of 2 bits cost, a clause with a plural subject before it, such as "raise
-        perplexity by 0.93 % and lose 6.1 points of recall"; `None` where they pass the gates."""
+        perplexity by 0.93 % and lose 6.1 points of recall"; `None` where they pass the gates and
+        were kept."""
         gates = self.trials[self.at].gates(self.base)
-        if worst(gates) == "pass":
+        if worst(gates) == "pass" and not self.raised:
             return None
         words = {
             "perplexity_change_percent": "raise perplexity by {:.2f} %",

@@ -50,8 +50,9 @@ PERPLEXITY_PASS, PERPLEXITY_FAIL = 0.5, 6.0
 between: a remark. Bits are also chosen by the divergence, whose hundredfold the rise is on average,
 with a fifth of its noise."""
 RECALL_PASS, RECALL_FAIL = 2.0, 10.0
-"""Loss of recall against BF16, in points. A fit also passes within `CHANCE` standard errors."""
+"""Loss of recall against BF16, in points."""
 CHANCE = 2.0
+"""Standard errors within which a fit passes a gate, too."""
 WORST_LAYER = 1.5
 """Largest output error of a layer, in units of the Hadamard matrix's."""
 EQUAL_PERCENT, NOISE_PERCENT, EQUAL_ERROR = 0.1, 0.25, 1.05
@@ -246,7 +247,7 @@ def change_percent(found: Measurement, base: Measurement) -> tuple[float, float]
 def perplexity_gate(found: Measurement, base: Measurement) -> Gate:
     """How far perplexity may rise over BF16."""
     change, error = change_percent(found, base)
-    result = _verdict(change, PERPLEXITY_PASS, PERPLEXITY_FAIL)
+    result = _verdict(change, max(PERPLEXITY_PASS, CHANCE * error), PERPLEXITY_FAIL + error)
     return Gate("perplexity_change_percent", change, PERPLEXITY_PASS, result, error)
 
 
