@@ -154,6 +154,7 @@ def strict_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes of 2 bits of the example model fail the gate of perplexity, those of 4 bits pass."""
     monkeypatch.setattr(rule, "PERPLEXITY_PASS", 0.25)
     monkeypatch.setattr(rule, "PERPLEXITY_FAIL", 0.25)
+    monkeypatch.setattr(rule, "CHANCE", 0.0)
 
 
 def chosen_freely(target: Path, **changes: object) -> Job:

@@ -247,7 +247,7 @@ def change_percent(found: Measurement, base: Measurement) -> tuple[float, float]
 def perplexity_gate(found: Measurement, base: Measurement) -> Gate:
     """How far perplexity may rise over BF16."""
     change, error = change_percent(found, base)
-    result = _verdict(change, max(PERPLEXITY_PASS, CHANCE * error), PERPLEXITY_FAIL + error)
+    result = _verdict(change, max(PERPLEXITY_PASS, CHANCE * error), PERPLEXITY_FAIL)
     return Gate("perplexity_change_percent", change, PERPLEXITY_PASS, result, error)
 
 

@@ -208,8 +208,9 @@ def _fewest(runner: _Runner, curve: Curve) -> tuple[Curve, int, str]:
         for steps in range(slots)
         if rise <= limit or rise * curve.predicted(steps).value <= limit * whole
     )
-    found = next(near, slots)
-    bad, stride = found - 1, 1
+    # Where single gains drown in the arithmetic of a small model the prediction does not fall.
+    found = min(next(near, slots), max(1, slots // 8))
+    bad, stride = -1, max(1, slots // 16)
     while not good(found):
         if found == slots and auto:
             return curve, slots, "codes of 4 bits everywhere, which do not pass all gates"
@@ -220,7 +221,7 @@ def _fewest(runner: _Runner, curve: Curve) -> tuple[Curve, int, str]:
                 hint="ask for a larger loss, or for smaller groups with --group-size",
             )
         bad, found, stride = found, min(found + stride, slots), 2 * stride
-    while found - bad > 1:
+    while found - bad > max(1, slots // 30):
         middle = (found + bad) // 2
         found, bad = (middle, bad) if good(middle) else (found, middle)
     what = "that pass the gates" if auto else f"within {limit:g} % of perplexity"
