@@ -31,7 +31,7 @@ FP64_LIMIT = 2e-7
 FP32_LIMIT = 5e-6
 CONDITION_LIMIT = 1e3
 FEEDBACK_LIMIT = 1e3
-"""Of a weight of feedback; those of real models are below 3."""
+"""Of a weight of feedback; the largest of SmolLM2-135M is 1.4."""
 EIGENVALUE_NOISE = 1e-6
 SAME_MATRIX = 1e-4
 LOCALISATION = {"k": 2.0, "v": 1.15}
