@@ -405,7 +405,6 @@ def _choose(
         widths = choose_widths(
             model, data.heldout, choice.result, choice.recipe, wish, known=choice, progress=progress
         )
-    choice = replace(choice, exact=None)  # which takes much memory
     if widths is None:
         return choice
     if not job.allow_poor:

@@ -5,7 +5,10 @@ Weights come from safetensors files only, and code that ships with a checkpoint 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,6 +104,27 @@ def load_model(
     )
     kind = str(model.dtype).removeprefix("torch.")
     return LoadedModel(model.eval(), tokenizer, block, kind, streamed, notes)
+
+
+@contextmanager
+def float32_arithmetic(model: LoadedModel, *, free: FreeMemory = free_memory) -> Iterator[None]:
+    """Run a model in float32 for a while, with the same weights. A model that is read layer by
+    layer, lies on several devices or has no room for them stays as it is."""
+    inner = model.model
+    tensors = list(chain(inner.parameters(), inner.buffers()))
+    short = [one for one in tensors if one.dtype in (torch.bfloat16, torch.float16)]
+    more = sum(one.numel() * (4 - one.itemsize) for one in short)
+    if model.streamed or model.spread or 2 * more > free(model.device):
+        yield
+        return
+    kept = [(one, one.dtype) for one in short]
+    try:
+        for one in short:
+            one.data = one.data.float()
+        yield
+    finally:
+        for one, dtype in kept:
+            one.data = one.data.to(dtype)
 
 
 def check_weights(folder: Path) -> None:

@@ -17,7 +17,7 @@ from oscar_zoo.compute.job import compute_artifact
 from oscar_zoo.compute.options import Job
 from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.select import rule
-from oscar_zoo.compute.select.widths import Curve, Slot
+from oscar_zoo.compute.select.widths import Curve, Slot, share
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.measure import Measurement
 from oscar_zoo.next_step import AddOption
@@ -211,26 +211,35 @@ BASE = measured(10.0, 12.0, 11.0, 13.0)
 def slot(index: int, *gains: float, cost: float = 0.25) -> Slot:
     """A slot that alone takes `gains` away from the prompts of `BASE`."""
     left = [total - gain for (total, _), gain in zip(BASE.parts, gains, strict=True)]
-    return Slot(index, "k", cost, measured(*left))
+    return Slot(index, "k", cost, measured(*left), share(BASE, measured(*left)))
 
 
 GREAT, GOOD, SMALL = slot(0, 6, 6, 6, 6), slot(1, 3, 2, 3, 2), slot(2, 0.5, 1, 0.5, 1)
-DOUBTFUL = slot(3, 9, -1, 9, -1)
+HARMFUL = slot(3, -1, 0.5, -1, 0.5)
 
 
 def order(curve: Curve) -> list[int]:
     return [one.index for one in curve.slots]
 
 
-def test_slots_come_in_the_order_of_gain_and_doubtful_ones_last() -> None:
-    curve = Curve.of(BASE, 2.5, [SMALL, DOUBTFUL, GOOD, GREAT])
+def test_slots_come_in_the_order_of_what_they_take_away_for_their_bits() -> None:
+    curve = Curve.of(BASE, 2.5, [SMALL, HARMFUL, GOOD, GREAT])
     assert order(curve) == [0, 1, 2, 3]
-    assert curve.sure == 3
     assert [curve.bits(steps) for steps in range(5)] == [2.5, 2.75, 3.0, 3.25, 3.5]
+    dear = slot(0, 6, 6, 6, 6, cost=1.0)
+    assert order(Curve.of(BASE, 2.5, [dear, GOOD])) == [1, 0]
+
+
+def test_every_prompt_counts_alike() -> None:
+    """However large its divergence is."""
+    base = measured(1.0, 100.0)
+    assert share(base, measured(0.5, 100.0)) == pytest.approx(0.25)
+    assert share(base, measured(1.0, 90.0)) == pytest.approx(0.05)
+    assert share(measured(0.0, 2.0), measured(1.0, 1.0)) == pytest.approx(0.25)
 
 
 def test_predictions_add_single_gains_up_and_stop_at_nothing() -> None:
-    curve = Curve.of(BASE, 2.5, [GREAT, GOOD, SMALL, DOUBTFUL])
+    curve = Curve.of(BASE, 2.5, [GREAT, GOOD, SMALL, HARMFUL])
     assert curve.predicted(0).value == pytest.approx(BASE.value)
     assert curve.predicted(2).value == pytest.approx((46 - 24 - 10) / 40)
     assert [total for total, _ in curve.predicted(2).parts] == pytest.approx([1, 4, 2, 5])
@@ -241,21 +250,8 @@ def test_predictions_add_single_gains_up_and_stop_at_nothing() -> None:
 @pytest.mark.parametrize(
     ("budget", "steps"), [(2.5, 0), (2.74, 0), (2.75, 1), (3.1, 2), (3.4, 3), (3.5, 4), (9, 4)]
 )
-def test_a_budget_is_never_exceeded_nor_spent_on_doubtful_slots(budget: float, steps: int) -> None:
-    curve, found = Curve.of(BASE, 2.5, [GREAT, GOOD, SMALL, DOUBTFUL]).within(budget)
+def test_a_budget_is_never_exceeded_nor_spent_on_harm(budget: float, steps: int) -> None:
+    curve, found = Curve.of(BASE, 2.5, [GREAT, GOOD, SMALL, HARMFUL]).within(budget)
     assert found == steps
     assert curve.bits(found) <= max(budget, 2.5)
     assert order(curve) == [0, 1, 2, 3]
-
-
-def test_a_cautious_order_counts_the_lesser_half() -> None:
-    uneven = slot(6, 7, 1, 7, 1)
-    assert order(Curve.of(BASE, 2.5, [uneven, GOOD])) == [6, 1]
-    assert order(Curve.of(BASE, 2.5, [uneven, GOOD], cautious=True)) == [1, 6]
-
-
-def test_raises_together_must_keep_half_of_what_they_promise_on_both_halves() -> None:
-    curve = Curve.of(BASE, 2.5, [GREAT, GOOD])
-    assert curve.keeps_promise(1, measured(5, 8, 6, 9))
-    assert not curve.keeps_promise(1, measured(1, 11, 2, 12))
-    assert curve.keeps_promise(0, BASE)

@@ -15,7 +15,7 @@ from torch import Tensor
 from oscar_zoo.errors import InvalidModel, OscarZooError, PathNotFound, UnsupportedModel
 from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.loading import load_model
+from oscar_zoo.models.loading import float32_arithmetic, load_model
 from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.targets import ModelChoice
 from oscar_zoo.serving.prepared import check_served
@@ -163,6 +163,22 @@ def test_the_scope_is_left_when_the_body_fails(tmp_path: Path) -> None:
     assert model.model.config._attn_implementation == before
     with pytest.raises(UnsupportedModel, match=r"\[0, 1\]"), attention_scope(model, causal):
         pass
+
+
+@pytest.mark.parametrize(("free", "inside"), [(1 << 40, torch.float32), (1 << 10, torch.bfloat16)])
+def test_a_model_computes_in_float32_for_a_while_where_memory_allows(
+    free: int, inside: torch.dtype
+) -> None:
+    ids = torch.arange(3, 90)[None]
+    model = load_model(str(EXAMPLE), dtype="bfloat16")
+    with torch.inference_mode():
+        before = model.model(ids).logits
+        with float32_arithmetic(model, free=lambda device: free):
+            found = model.model(ids).logits
+        after = model.model(ids).logits
+    assert (before.dtype, found.dtype) == (torch.bfloat16, inside)
+    assert torch.equal(after, before)
+    assert torch.equal(found, before) == (inside == torch.bfloat16)
 
 
 def test_a_folder_of_a_hub_s_cache_is_the_model_of_its_id(tmp_path: Path) -> None:

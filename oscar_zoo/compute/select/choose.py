@@ -81,7 +81,7 @@ def choose(
     rows = collect(model, [one.ids.tolist() for one in shown], recipe.windows, tick=meter.at)
     runner = _Runner(model, rows, fits, recipe, meter)
     errors = runner.errors(fixed_clip=fixed_clip)
-    base, exact = None, None
+    base = None
     if fast:
         trials = [Trial(name, found.found) for name, found in errors.items()]
         final = [at for at, trial in enumerate(trials) if TABLE[trial.method].publishable]
@@ -131,7 +131,6 @@ def choose(
         base=base,
         heldout=heldout,
         refused=fits.refused,
-        exact=exact,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,9 +25,8 @@ from oscar_zoo.compute.select.rule import (
     whole,
     worst,
 )
-from oscar_zoo.evaluate.measure import ExactPredictions
 
-WIDTHS_RULE = "widths/1"
+WIDTHS_RULE = "widths/2"
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,6 @@ class Choice:
         refused: method -> why it was no candidate.
         widths: how bits were chosen afterwards; `None` for 2 bits everywhere without a choice.
         raised: whether bits were chosen because codes of 2 bits do not pass the gates.
-        exact: what the model says with the exact cache on half of the text, where it was kept.
     """
 
     result: FitResult
@@ -141,7 +139,6 @@ class Choice:
     refused: Mapping[str, str]
     widths: WidthChoice | None = None
     raised: bool = False
-    exact: ExactPredictions | None = field(default=None, repr=False)
 
     @property
     def measured_on(self) -> str:
@@ -187,10 +184,12 @@ class Choice:
     def two_bits(self) -> str | None:
         """What codes of 2 bits cost, a clause with a plural subject before it, such as "raise
         perplexity by 0.93 % and lose 6.1 points of recall"; `None` where they pass the gates and
-        were kept."""
-        gates = self.trials[self.at].gates(self.base)
-        if worst(gates) == "pass" and not self.raised:
-            return None
+        were kept. Where they pass and were raised, that was for their divergence."""
+        trial = self.trials[self.at]
+        gates = trial.gates(self.base)
+        if worst(gates) == "pass":
+            kl = trial.divergence.value if trial.divergence else 0.0
+            return f"move what the model says next by {kl:.4f} nats" if self.raised else None
         words = {
             "perplexity_change_percent": "raise perplexity by {:.2f} %",
             "recall_loss_points": "lose {:.1f} points of recall",
