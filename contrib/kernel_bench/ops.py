@@ -224,8 +224,7 @@ def cuda_cannot_decode(job: cases.AttentionLayers, drafts: Drafts | None = None)
 def cuda_cannot_write(job: cases.WriteLayer) -> str | None:
     """Why the CUDA write kernel does not run here; `None` if it does."""
     reason = cuda_write.unsupported(job.key, job.value, job.cache, job.targets)
-    feedback = job.transforms.k_feedback is not None
-    made = None if reason else cuda_write.variant(job.cache, job.targets, feedback=feedback)
+    made = None if reason else cuda_write.variant(job.cache, job.transforms, job.targets)
     return reason if made is None else cuda_write.build_failure(made, job.key.device)
 
 

@@ -78,8 +78,8 @@ def quantize_codes(
     Args:
         x: `[..., head_dim]`, any float dtype, already transformed; `[..., heads, T, head_dim]` with
             feedback. Not modified.
-        feedback: `[heads, head_dim, head_dim]` float16, of which only the part above the diagonal
-            is read. `None` rounds to nearest.
+        feedback: `[heads, head_dim, head_dim]` float16, zeros but above the diagonal. `None` rounds
+            to nearest.
 
     Returns:
         `codes` `[..., head_dim]` uint8 in `0 .. levels - 1`, and `affine`

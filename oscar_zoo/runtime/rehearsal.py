@@ -126,8 +126,7 @@ def _ops(recorder: Recorder) -> Ops:
         **of: Any,
     ) -> Tensor | None:
         rows = {name: of[name] for name in ("query", "query_out", "rows_out") if name in of}
-        fed_back = transforms.k_feedback is not None
-        build = write_dispatch.planned(key, value, cache, targets, gpu, feedback=fed_back, **rows)
+        build = write_dispatch.planned(key, value, cache, transforms, targets, gpu, **rows)
         if build is None:
             return write_launcher.write_kv_int2(key, value, cache, transforms, targets, **of)
         recorder.note(build)

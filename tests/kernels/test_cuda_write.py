@@ -28,6 +28,7 @@ from torch import Tensor
 
 from oscar_kernels import reference
 from oscar_kernels.cache import BatchView, Transforms
+from oscar_kernels.chips import WRITE, Target
 from oscar_kernels.decode_attention import cuda as decode
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.kv_write import cuda, dispatch
@@ -70,8 +71,8 @@ def test_few_rows_have_a_kernel_of_their_own() -> None:
     """The one for few rows where every block of it has a multiprocessor: 128 requests of an 8B
     model, not 256."""
 
-    def launch(tokens: int) -> cuda.Launch:
-        job = bfloat16_job(*PLAIN, tokens=tokens, heads=8, group=4, mean=False)
+    def launch(tokens: int, change: Any = lambda job: job) -> cuda.Launch:
+        job = change(bfloat16_job(*PLAIN, tokens=tokens, heads=8, group=4, mean=False))
         rows = job.key, job.value, job.cache, job.transforms, job.targets, job.windows
         return cuda.arguments(*rows, "all", job.query, torch.empty_like(job.query), None, 132)
 
@@ -80,11 +81,25 @@ def test_few_rows_have_a_kernel_of_their_own() -> None:
         1: (True, 4), 23: (True, 70), 64: (True, 96), 128: (True, 130), 256: (False, 132)
     }  # fmt: skip
     assert [x.parameters.block_rows for x in found.values()] == [16, 16, 32, 48, 64]
+    carried = [launch(n, fed_back) for n in (16, 64, 512)]
+    assert [x.step for x in carried] == [True, False, False]
+    assert carried[-1].parameters.k.blocks > carried[-1].parameters.v.blocks
 
 
+def test_what_is_compiled_ahead_knows_of_feedback() -> None:
+    plain, gpu = bfloat16_job(*PLAIN, tokens=8192), Target(WRITE, 1 << 18, 132, 13000)
+    found = {
+        dispatch.planned(job.key, job.value, job.cache, job.transforms, job.targets, gpu)
+        for job in (plain, fed_back(plain))
+    }
+    assert len(found) == 2 and None not in found
+
+
+@pytest.mark.parametrize("feedback", [False, True])
 @pytest.mark.parametrize(("dim", "warpgroups"), [(128, 1), (128, 3), (128, 4), (256, 3)])
-def test_source_compiles_without_a_gpu(dim: int, warpgroups: int, compiler: Path) -> None:
-    made = cuda.WriteVariant(QuantSpec(dim, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups)
+def test_source_compiles(dim: int, warpgroups: int, feedback: bool, compiler: Path) -> None:
+    specs = QuantSpec(dim, 128, 0.96), QuantSpec(64, 16, 0.92)
+    made = cuda.WriteVariant(*specs, LONG, feedback, warpgroups)
     assert b"oscar_write" in cuda.build(made, 0).code()
     assert max(made.shared_bytes(step=step) for step in (False, True)) <= 227 * 1024
 
@@ -197,6 +212,8 @@ def test_errors_of_keys_are_carried_on_alike_by_all_kernels(
     """Sums are exact, so rows differ from the reference's only where the order in which errors are
     added up moves a channel over a tie."""
     job = fed_back(integers(bfloat16_job(k_spec, v_spec, tokens=tokens, **WINDOWS)))
+    few, many = (job.write(cuda, step=step)[0] for step in (True, False))
+    assert not differing(few, many)
     want, slots = on_cpu(job).write(reference)[0], job.targets.out_loc.long().cpu()
     for name, got in (("cuda", job.write(cuda)[0]), ("triton", job.write(triton_launcher)[0])):
         got = on_cpu(got)

@@ -61,13 +61,12 @@ class Emulated:
         self, *rows: Any, windows: Any, parts: Any = "all", query: Tensor | None = None,
         query_out: Tensor | None = None, rows_out: Any = None,
     ) -> Tensor | None:  # fmt: skip
-        key, value, cache, _, targets = rows
+        key, value, cache, transforms, targets = rows
         if query is not None and query_out is None:
             query_out = torch.full_like(query, math.nan)
         options = {"query": query, "query_out": query_out, "rows_out": rows_out}
         assert cuda.misfit(key, value, cache, targets, **options) is None
-        fed_back = rows[3].k_feedback is not None
-        variant = cuda.variant(cache, targets, self.warpgroups, feedback=fed_back)
+        variant = cuda.variant(cache, transforms, targets, self.warpgroups)
         launch = cuda.arguments(*rows, windows, parts, *options.values(), self.blocks, self.step)
         self.runs += 1
         message = ctypes.create_string_buffer(201)
@@ -194,7 +193,7 @@ def strange_rows(dim: int) -> Tensor:
 def test_the_clip_is_the_exact_order_statistic(
     build: Any, k_spec: QuantSpec, v_spec: QuantSpec
 ) -> None:
-    library = build(cuda.WriteVariant(k_spec, v_spec, LONG, 2))
+    library = build(cuda.WriteVariant(k_spec, v_spec, LONG, warpgroups=2))
     message = ctypes.create_string_buffer(201)
     for spec, value in ((k_spec, False), (v_spec, True)):
         rows = strange_rows(spec.head_dim)
@@ -242,7 +241,7 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool, wid
 def test_rows_that_are_not_there_do_not_go_the_long_way(build: Any) -> None:
     """Behind the last row it is there again, and is neither searched nor stored."""
     emulated, job = Emulated(build, step=False), bfloat16_job(*PLAIN, mean=False)
-    library = build(cuda.variant(job.cache, job.targets, emulated.warpgroups))
+    library = build(cuda.variant(job.cache, job.transforms, job.targets, emulated.warpgroups))
     for tokens in (1, 3, 11):
         before = library.long_ways()
         job.only(slice(0, tokens)).write(emulated)
@@ -254,8 +253,10 @@ def test_rows_that_are_not_there_do_not_go_the_long_way(build: Any) -> None:
 
 
 @EITHER
-def test_a_broken_row_harms_no_other(build: Any, step: bool) -> None:
+@pytest.mark.parametrize("feedback", [False, True])
+def test_a_broken_row_harms_no_other(build: Any, step: bool, feedback: bool) -> None:
     job = bfloat16_job(*PLAIN, mean=False)
+    job = fed_back(job) if feedback else job
     broken = replace(job, key=job.key.clone(), value=job.value.clone())
     broken.key[4, 0, 3], broken.key[6, 1, 4], broken.value[9, 1] = math.nan, math.inf, -math.inf
     good, got = (x.write(Emulated(build, step=step))[0] for x in (job, broken))
@@ -277,7 +278,7 @@ FED_BACK = [
     (QuantSpec(64, 64, 0.96), QuantSpec(64, 64, 0.92), {"tokens": 45, "mean": False}),
     (QuantSpec(64, 32, 0.0), QuantSpec(64, 64, 0.92), {"tokens": 20, "per_head": True}),
     (QuantSpec(64, 16, 0.96), QuantSpec(64, 64, 0.92), {"tokens": 20}),
-    (QuantSpec(128, 128, bits=4), QuantSpec(128, 128, 0.92), {"tokens": 20}),
+    (QuantSpec(128, 64, bits=4), QuantSpec(128, 128, 0.92), {"tokens": 20}),
     (QuantSpec(64, 64, bits=4), QuantSpec(64, 64, 0.92), {"tokens": 20}),
     (QuantSpec(256, 128, 0.96), QuantSpec(256, 256, 0.92), {"tokens": 40, "heads": 1}),
 ]
@@ -293,7 +294,10 @@ def test_the_emulated_kernel_carries_errors_of_keys_on(
     of their channels over a tie."""
     job = fed_back(integers(bfloat16_job(k_spec, v_spec, **options)))
     want, _ = job.write(reference)
-    written = [job.write(Emulated(build, blocks))[0] for blocks in (6, 60, 1000)]
+    written = [
+        job.write(Emulated(build, blocks, step=step))[0]
+        for blocks, step in ((6, True), (1000, True), (6, False), (1000, False))
+    ]
     slots = job.targets.out_loc.long()
     for got in written:
         assert differing(got, written[0]) == set()

@@ -71,18 +71,13 @@ class WriteVariant:
 
     @property
     def wide(self) -> bool:
-        """Whether a matrix does not fit a block."""
+        """Whether a matrix does not fit a block; the kernel for few rows is then the only one."""
         return max(self.k_spec.head_dim, self.v_spec.head_dim) > 128
-
-    @property
-    def only_step(self) -> bool:
-        """Whether the kernel for few rows is the only one."""
-        return self.wide or self.feedback
 
     def shared_bytes(self, *, step: bool) -> int:
         """Bytes of dynamic shared memory: a matrix in halves, its product with the mean, rows as
-        they come, and transformed rows. Of a matrix of 256 two chunks of columns are there at a
-        time.
+        they come, transformed rows, and the feedback of a head. Of a matrix of 256 two chunks of
+        columns are there at a time, and then the feedback in their place.
 
         Args:
             step: whether this is the kernel for few rows, which holds all transformed rows of one
@@ -99,14 +94,11 @@ class WriteVariant:
 
 
 def variant(
-    cache: LayerCache,
-    targets: TokenTargets,
-    warpgroups: int = WARPGROUPS,
-    *,
-    feedback: bool = False,
+    cache: LayerCache, transforms: Transforms, targets: TokenTargets, warpgroups: int = WARPGROUPS
 ) -> WriteVariant:
-    """The variant for a cache and the integer types of targets."""
+    """The variant for a cache, transforms and the integer types of targets."""
     integers = tuple(_INTEGER[x.dtype] for x in vars(targets).values())
+    feedback = transforms.k_feedback is not None
     return WriteVariant(cache.k_spec, cache.v_spec, integers, feedback, warpgroups)
 
 
@@ -207,7 +199,7 @@ def write_kv_int2(
     reason = unsupported(
         key, value, cache, targets, query=query, query_out=query_out, rows_out=rows_out
     )
-    made = variant(cache, targets, warpgroups, feedback=transforms.k_feedback is not None)
+    made = variant(cache, transforms, targets, warpgroups)
     reason = reason or build_failure(made, key.device)
     if reason:
         raise NoWriteVariant(f"the CUDA write kernel cannot run this: {reason}")
@@ -245,7 +237,7 @@ def _load(made: WriteVariant, device: torch.device) -> dict[str, nvrtc.Kernel]:
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         many = 128 * made.warpgroups
-        threads = {} if made.only_step else {"oscar_write": many, "oscar_write_slots": many}
+        threads = {} if made.wide else {"oscar_write": many, "oscar_write_slots": many}
         threads["oscar_write_step"] = 32 * STEP_ROWS
         loaded = dict(zip(threads, nvrtc.load(code, threads), strict=True))
         for name, kernel in loaded.items():
@@ -328,7 +320,12 @@ def arguments(
         _side(value, v_out, matrices.v, None, heads, cache.ring_v, cache.sink_v),
         _side(key, k_out, matrices.k, matrices.k_mean, heads, cache.ring_k, cache.sink_k),
     ]
-    costs = [tile_cost(clip_rank(x), slots=quantized) for x in (cache.v_spec, cache.k_spec)]
+    made = variant(cache, transforms, targets)
+    carried = cache.k_spec.head_dim if made.feedback else 0
+    costs = [
+        tile_cost(clip_rank(cache.v_spec), slots=quantized),
+        tile_cost(clip_rank(cache.k_spec), slots=quantized, carried=carried),
+    ]
     if query is not None and query_out is not None:
         sides.append(_side(query, query_out, matrices.q, None, heads, None, None))
         costs.append(tile_cost(0, slots=False))
@@ -336,10 +333,10 @@ def arguments(
     def tiles(rows: int) -> tuple[int, ...]:
         return tuple(side.matrices * -(-side.rows // rows) for side in sides)
 
-    made = variant(cache, targets, feedback=transforms.k_feedback is not None)
-    most = WIDE_TILE if made.wide else TILE
+    # With feedback a round of a block for few rows has the instructions of a tile of the others.
+    most = WIDE_TILE if made.wide else STEP_ROWS if made.feedback else TILE
     fitting = next((n for n in range(STEP_ROWS, most + 1, STEP_ROWS) if sum(tiles(n)) <= sms), None)
-    step = made.only_step or (fitting is not None if step is None else step)
+    step = made.wide or (fitting is not None if step is None else step)
     rows = fitting or most
     if step:
         given = tiles(rows)
@@ -359,17 +356,6 @@ def arguments(
     slots = parts == "slots" and rows_out is None
     kernel = "oscar_write_step" if step else "oscar_write_slots" if slots else "oscar_write"
     return Launch(kernel, parameters, sum(side.blocks for side in sides))
-
-
-def too_many_to_carry_on(key: Tensor, query: Tensor | None, cache: LayerCache, sms: int) -> bool:
-    """Whether rows with feedback are more than a block for every multiprocessor takes. A warp for
-    each row is then slower than Triton: 8,192 tokens of 8 heads of 128 take 957 and 252
-    microseconds on an H200 (`contrib/kernel_bench/run.py --only write --feedback`)."""
-    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > 128
-    heads, rows = cache.num_kv_heads, WIDE_TILE if wide else TILE
-    group = 0 if query is None else query.shape[1] // heads
-    blocks = 2 * -(-len(key) // rows) + -(-len(key) * group // rows)
-    return heads * blocks > sms
 
 
 def _side(
@@ -435,7 +421,7 @@ def shares(
         given[busiest] += matrices[busiest]
 
 
-def tile_cost(rank: int, *, slots: bool) -> int:
+def tile_cost(rank: int, *, slots: bool, carried: int = 0) -> int:
     """Clock cycles of a tile of the CUDA kernel, counted in the machine code, not measured.
 
     A product and the work after it hardly overlap, see kernels/measurements.md. Rows of a query
@@ -445,6 +431,7 @@ def tile_cost(rank: int, *, slots: bool) -> int:
     Args:
         rank: rank of the clip; 0 for none.
         slots: whether the rows are quantized.
+        carried: channels of a row with feedback, which cost 3,598 instructions a quarter for 128.
     """
     clip = 530 + 60 * rank if rank else 0
-    return 1350 + (480 + clip if slots else 0)
+    return 1350 + (480 + clip + 9 * carried**2 // 10 if slots else 0)

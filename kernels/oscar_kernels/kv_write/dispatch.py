@@ -13,12 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from oscar_kernels import reference
-from oscar_kernels._triton import multiprocessors
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
 from oscar_kernels.chips import WRITE, Target
 from oscar_kernels.kv_write import cuda as cuda_launcher
 from oscar_kernels.kv_write import launcher as triton_launcher
-from oscar_kernels.kv_write.cuda import has_matrices, misfit, too_many_to_carry_on, variant
+from oscar_kernels.kv_write.cuda import has_matrices, misfit, variant
 from oscar_kernels.kv_write.prepared import prepared
 from oscar_kernels.nvrtc import Build
 from oscar_kernels.reference import signature_of
@@ -35,9 +34,9 @@ def write_kv_int2(key: Tensor, *others: Any, **options: Any) -> Tensor | None:
     `reference.write_kv_int2`.
 
     The variable must not change while a cache is in use: codes of the two kernels may differ at
-    rounding ties. With feedback many rows are written in Triton, whatever it says.
+    rounding ties.
     """
-    if key.is_cuda and wanted() and not _carried_on_by_triton(key, *others, **options):
+    if key.is_cuda and wanted():
         try:
             return cuda_launcher.write_kv_int2(key, *others, **options)
         except cuda_launcher.NoWriteVariant as error:
@@ -49,42 +48,21 @@ def planned(
     key: Tensor,
     value: Tensor,
     cache: LayerCache,
+    transforms: Transforms,
     targets: TokenTargets,
     gpu: Target,
-    *,
-    feedback: bool,
     **rows: Any,
 ) -> Build | None:
     """What `write_kv_int2` of these tensors would compile in CUDA C++ for a GPU; `None` where it
     runs in Triton.
 
     Args:
-        key, value, cache, targets: on any device.
-        feedback: whether keys are rounded with it.
+        key, value, cache, transforms, targets: on any device.
         rows: `query`, `query_out` and `rows_out` of the call.
     """
     if not wanted() or gpu.capability != WRITE or misfit(key, value, cache, targets, **rows):
         return None
-    query = rows.get("query")
-    if feedback and too_many_to_carry_on(key, query, cache, gpu.multiprocessors):
-        return None
-    made = variant(cache, targets, feedback=feedback)
-    return cuda_launcher.build(made, gpu.driver)
-
-
-def _carried_on_by_triton(
-    key: Tensor,
-    value: Tensor,
-    cache: LayerCache,
-    transforms: Transforms,
-    targets: TokenTargets,
-    *,
-    query: Tensor | None = None,
-    **rest: Any,
-) -> bool:
-    if transforms.k_feedback is None:
-        return False
-    return too_many_to_carry_on(key, query, cache, multiprocessors(key.device))
+    return cuda_launcher.build(variant(cache, transforms, targets), gpu.driver)
 
 
 def wanted() -> bool:

@@ -60,13 +60,6 @@ DEV float2 unpack_f16(u32 x) {
   asm("{.reg .b16 a, b;\n mov.b32 {a, b}, %2;\n cvt.f32.f16 %0, a;\n cvt.f32.f16 %1, b;}" : "=f"(y.x), "=f"(y.y) : "r"(x));
   return y;
 }
-// What nobody writes while kernels run.
-DEV void load_constants(const u16* from, u32 (&x)[1]) { x[0] = __ldg((const u32*)from); }
-DEV void load_constants(const u16* from, u32 (&x)[2]) {
-  const uint2 both = __ldg((const uint2*)from);
-  x[0] = both.x;
-  x[1] = both.y;
-}
 
 // All lanes of a warp take part.
 template <class T>
@@ -112,6 +105,10 @@ DEV void shared_words(u32 at, u32 (&x)[1]) {
 }
 DEV void shared_words(u32 at, u32 (&x)[2]) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(at) : "memory");
+}
+DEV void shared_words(u32 at, u32 (&x)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
 }
 DEV void shared_store(u32 at, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");

@@ -26,7 +26,7 @@ struct Params {
   const POSITION_T* positions;
   const END_T* ends;
   const int* sink_block;
-  const u16* feedback;  // of K, a matrix of DK x DK halves for each head; null without FEEDBACK
+  const u16* feedback;  // of K, a matrix of DK x DK halves for each head, zeros but above its diagonal
   int tokens, heads, recent, sink, to_slots, to_windows;
   int block_rows;  // of a block of the kernel for few rows
   int ring_rows;   // positions of a ring, at least `recent`
@@ -77,6 +77,24 @@ DEV void load_matrix(const Side& s, int matrix, u32 weights) {
       if (SIZE % ROUND == 0 || i + mine < SIZE) copy_async(weights + mine + i, from + i);
   UNROLL for (int i = 0; i < STRIP; i += ROUND)
       if (i + mine < STRIP) copy_async(weights + SIZE + mine + i, s.mean + (wide(matrix, s.mean_head) + mine + i));
+  copies_commit();
+}
+
+// The feedback of a head in shared memory. The 16-byte units of a quarter of a row are turned by the quarter: four
+// threads, which read one of each quarter at once, find them in different banks.
+template <int D>
+DEV u32 place_in_feedback(int row, int column) {
+  constexpr int UNITS = D / 32;
+  const int unit = column / 8;
+  return (row * D + (unit ^ unit / UNITS % UNITS) * 8 + column % 8) * 2;
+}
+// Starts its copies, as those of a matrix; with it a head has a matrix.
+template <class R, int THREADS>
+DEV void load_feedback(const Params& p, int head, u32 to) {
+  constexpr int D = R::D, UNITS = D / 8;
+  const u16* from = p.feedback + wide(head, D * D);
+  UNROLL_1 for (int i = thread_index(); i < D * UNITS; i += THREADS)
+      copy_async(to + place_in_feedback<D>(i / UNITS, i % UNITS * 8), from + i * 8);
   copies_commit();
 }
 

@@ -156,6 +156,8 @@ struct Scale {
     word = AFFINE_BF16 ? pack_bf16(scale, offset) : pack_f16(scale, offset);
   }
   DEV Scale() {}
+  DEV float place(float x) const { return fmaf(x - from, inverse, shift); }
+  DEV float rest(u32 code, float x) const { return fmaf(float_of(code) - ONE, step, low) - x; }  // of `code_bits`
   // What lane `from` has.
   DEV Scale of_lane(int lane) const {
     Scale other = *this;
@@ -210,6 +212,36 @@ DEV void store_codes(const float (&x)[R::D / 2], const float (&low)[R::G], const
   }
 }
 
+// Makes the channels of rows g and g + 8 make up for the errors of those before them, see quantizer.py, as
+// `WarpRow::carry_on` does. The four threads of a row take turns, each with all channels of its bytes. Weights of zero
+// leave alone what had its turn.
+template <class R>
+DEV void carry_on(float (&x)[R::D / 2], const float (&low)[2][R::G], const float (&high)[2][R::G], u32 feedback, int lane) {
+  constexpr int D = R::D, N = D / 4;  // values of a row in the thread; in the order of rounding, value k is `x[at(k)]`
+  const auto at = [](int k) { return (k % 4 * (N / 4) + k / 4) / 2 * 4 + k / 4 % 2; };
+  Scale<R::BITS> scale[2][R::G];
+  UNROLL for (int i = 0; i < 2; i++) UNROLL for (int v = 0; v < R::G; v++) scale[i][v] = {low[i][v], high[i][v]};
+  UNROLL_1 for (int owner = 0; owner < 4; owner++) UNROLL for (int k = 0; k < N; k++) {
+    float rest[2];
+    UNROLL for (int i = 0; i < 2; i++) {
+      const Scale<R::BITS>& of = scale[i][k % 4 * R::G / 4];
+      const float target = x[at(k) + 2 * i];
+      const u32 code = code_bits<R::BITS>(fmaf(target, of.inverse, of.shift));
+      rest[i] = float_of(shuffle_from(bits_of(of.rest(code, target)), lane / 4 * 4 + owner));
+    }
+    UNROLL for (int c = 0; c < N; c += 8) {
+      u32 weights[4];
+      shared_words(feedback + place_in_feedback<D>(owner * N + k, lane % 4 * N + c), weights);
+      UNROLL for (int j = 0; j < 8; j += 2) UNROLL for (int i = 0; i < 2; i++) {
+        const float2 pair = unpack_f16(weights[j / 2]);
+        float &one = x[at(c + j) + 2 * i], &other = x[at(c + j + 1) + 2 * i];
+        one = fmaf(rest[i], pair.x, one);
+        other = fmaf(rest[i], pair.y, other);
+      }
+    }
+  }
+}
+
 // The thread's part of row g + 8 I in bfloat16.
 template <int D, int I>
 DEV void store_row(u16* row, const float (&x)[D / 2], int t) {
@@ -224,19 +256,6 @@ DEV void store_row(u16* row, const float (&x)[D / 2], int t) {
 
 // A row in a warp, any row: how a decode step quantizes all of its rows, and the other kernels those few that the
 // straight way does not fit.
-
-// Weights of feedback of one head, rows of D halves: in shared memory, or where they do not fit, elsewhere.
-struct Feedback {
-  const u16* halves;
-  u32 shared;
-  template <int N>
-  DEV void load(int at, u32 (&x)[N]) const {
-    if (halves)
-      load_constants(halves + at, x);
-    else
-      shared_words(shared + at * 2, x);
-  }
-};
 
 // A row in a warp. Its codes are one or two parts of BYTES bytes; a byte has fields of IN_BYTE quarters. A lane has
 // OWN_BYTES bytes of OWN_PARTS parts, every 32nd from `l % BYTES` on, and in them the fields of QUARTERS quarters, from
@@ -303,17 +322,18 @@ struct WarpRow {
   struct Weights {
     static constexpr int PAIRS = QUARTERS / 2;
     u32 own[4][OWN_BYTES][PAIRS], inside[4][2];
-    DEV Weights(const Feedback& from, int turn, int first) {
+    DEV Weights(u32 from, int turn, int first) {
       UNROLL for (int q = 0; q < 4; q++) {
-        UNROLL for (int b = 0; b < OWN_BYTES; b++) from.load((turn * 4 + q) * D + first + b * 128, own[q][b]);
-        from.load((turn * 4 + q) * D + turn * 4, inside[q]);
+        const u32 row = from + place_in_feedback<D>(turn * 4 + q, 0);
+        UNROLL for (int b = 0; b < OWN_BYTES; b++) shared_words(row + place_in_feedback<D>(0, first + b * 128), own[q][b]);
+        shared_words(row + place_in_feedback<D>(0, turn * 4), inside[q]);
       }
     }
   };
   // Codes where a channel makes up for the errors of those before it, see quantizer.py. All lanes find the four codes
   // of a byte one after the other, and carry what they leave on to their own later channels. `range` has the scale of
   // every quarter, `target` the row before its clip.
-  DEV void carry_on(u8* codes, const Scale<R::BITS> (&range)[4], float (&target)[EACH], const Feedback& feedback) {
+  DEV void carry_on(u8* codes, const Scale<R::BITS> (&range)[4], float (&target)[EACH], u32 feedback) {
     constexpr int PAIRS = Weights::PAIRS, TURNS = BYTES < 32 ? BYTES : 32;
     const int first = byte * 4 + quarter;
     u32 own[OWN_BYTES] = {};
@@ -325,8 +345,8 @@ struct WarpRow {
       const Weights next(feedback, min(slot * 32 + turn + 1, BYTES - 1), first);
       u32 found = 0;
       UNROLL for (int q = 0; q < 4; q++) {
-        const u32 code = code_bits<R::BITS>(fmaf(four[q] - range[q].from, range[q].inverse, range[q].shift));
-        rest[q] = fmaf(float_of(code) - ONE, range[q].step, range[q].low) - four[q];
+        const u32 code = code_bits<R::BITS>(range[q].place(four[q]));
+        rest[q] = range[q].rest(code, four[q]);
         found |= (code & ((1 << R::BITS) - 1)) << R::BITS * q;
         UNROLL for (int later = q + 1; later < 4; later++) {
           const float2 pair = unpack_f16(weights.inside[q][later / 2]);
@@ -349,7 +369,7 @@ struct WarpRow {
   }
 
   // `feedback` is that of the row's head, for rows that have it.
-  DEV void quantize(u8* codes, u16* affine, const Feedback& feedback = {}) {
+  DEV void quantize(u8* codes, u16* affine, u32 feedback) {
     float y[EACH];
     if constexpr (R::FED_BACK) {
       UNROLL for (int i = 0; i < EACH; i++) y[i] = x[i];
@@ -376,8 +396,7 @@ struct WarpRow {
       }
       UNROLL for (int i = 0; i < (R::FED_BACK ? 0 : N); i++) {
         const int n = v * N + i, mine = n / OWN_BYTES / IN_BYTE * OWN_BYTES + n % OWN_BYTES;
-        const float place = fmaf(x[n] - scale.from, scale.inverse, scale.shift);
-        const u32 code = code_bits<R::BITS>(place) & ((1 << R::BITS) - 1);
+        const u32 code = code_bits<R::BITS>(scale.place(x[n])) & ((1 << R::BITS) - 1);
         bits[mine] |= code << R::BITS * (quarter_of(n) % IN_BYTE);
       }
       if (SHARED ? lane == 0 : byte == 0) store_word(affine + 2 * (SHARED ? v : lane / BYTES * OWN + v), scale.word);

@@ -27,7 +27,8 @@ struct Block {
   static constexpr int D = R::D;
   const Params& p;
   const Side& s;
-  u32 weights, rows, apart;  // in shared memory: the matrix; this warp's rows as they come; one transformed row of it
+  // In shared memory: the matrix; this warp's rows as they come; one transformed row of it; the feedback of the head.
+  u32 weights, rows, apart, feedback;
   int matrix, group, warp, lane, count, step;
 
   DEV Block(const Params& p, const Side& s, u32 shared, int index)
@@ -38,6 +39,7 @@ struct Block {
     lane = thread_index() % 32;
     rows = weights + matrix_bytes<R>() + own * rows_bytes<D>();
     apart = weights + matrix_bytes<R>() + 4 * GROUPS * rows_bytes<D>() + own * D * 4;
+    feedback = apart + (4 * GROUPS - own) * D * 4;
     count = (s.rows + TILE - 1) / TILE;
     step = s.blocks / s.matrices * GROUPS;
   }
@@ -122,13 +124,13 @@ struct Block {
       const long long place = (long long)((u64)high << 32 | low);
       WarpRow<R> row(lane);
       row.load(apart);
-      row.quantize(codes_at(place), affine_at(place));
+      row.quantize(codes_at(place), affine_at(place), feedback);
       warp_sync();
     }
   }
 
   // A tile from its product on.
-  DEV void finish(const Pair& at, const float (&x)[D / 2]) const {
+  DEV void finish(const Pair& at, float (&x)[D / 2]) const {
     if (!SLOTS && (s.out || p.to_windows)) {
       store_exact<0>(at, x);
       store_exact<1>(at, x);
@@ -146,6 +148,7 @@ struct Block {
       const u32 first = vote(at.valid[0] && !plain[0]), second = vote(at.valid[1] && !plain[1]);
       const u32 others = (first & 0x11111111) | (second & 0x11111111) << 1;  // four lanes say the same
       if (others) store_apart(others, at, x);
+      if constexpr (R::FED_BACK) carry_on<R>(x, low, high, feedback, lane);
       const long long place[2] = {place_of(at, 0), place_of(at, 1)};
       store_codes<R, 0>(x, low[0], high[0], codes_at(place[0]), affine_at(place[0]), straight[0], lane % 4);
       store_codes<R, 1>(x, low[1], high[1], codes_at(place[1]), affine_at(place[1]), straight[1], lane % 4);
@@ -157,6 +160,7 @@ template <class R, bool SLOTS>
 DEV void run(const Params& p, const Side& s, u32 shared, int index) {
   const Block<R, SLOTS && R::CACHED> block(p, s, shared, index);
   load_matrix<R, 128 * GROUPS>(s, block.matrix, block.weights);
+  if constexpr (R::FED_BACK) load_feedback<R, 128 * GROUPS>(p, block.matrix, block.feedback);
   wait_for_previous();
   int tile = block.first(index);
   block.load(tile);
@@ -212,7 +216,7 @@ DEV Place place_of(const Params& p, const Side& s, int matrix, int row) {
 }
 
 template <class R>
-DEV void finish_row(const Params& p, const Side& s, const Place& to, WarpRow<R>& row, const Feedback& feedback) {
+DEV void finish_row(const Params& p, const Side& s, const Place& to, WarpRow<R>& row, u32 feedback) {
   constexpr int D = R::D;
   if (s.out) row.store_exact(s.out + wide(to.token, s.out_token) + to.head * s.out_head);
   if constexpr (R::CACHED) {
@@ -280,23 +284,13 @@ DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
   }
   const int first = part * p.block_rows, end = min(first + p.block_rows, s.rows);
   const u32 weights = shared, tile = weights + (CHUNKED ? 2 * chunk_bytes<R>() : matrix_bytes<R>());
-  const u32 rows = tile + 4 * rows_bytes<D>();
+  const u32 rows = tile + 4 * rows_bytes<D>(), feedback = CHUNKED ? weights : rows + place_of_product<D>(TILE, 0);
   if constexpr (CHUNKED) {
     load_chunk<R, STEP_THREADS>(s, matrix, 0, weights);
     load_chunk<R, STEP_THREADS>(s, matrix, 1, weights + chunk_bytes<R>());
   } else {
     load_matrix<R, STEP_THREADS>(s, matrix, weights);
-  }
-  Feedback feedback = {};
-  if constexpr (R::FED_BACK) {  // with it a head has a matrix
-    const u16* halves = p.feedback + wide(matrix, D * D);
-    if constexpr (CHUNKED) {
-      feedback.halves = halves;
-    } else {
-      feedback.shared = rows + 4 * TILE * (D + STRIDE_PAD);
-      UNROLL_1 for (int i = thread * 8; i < D * D; i += STEP_THREADS * 8) copy_async(feedback.shared + i * 2, halves + i);
-      copies_commit();
-    }
+    if constexpr (R::FED_BACK) load_feedback<R, STEP_THREADS>(p, matrix, feedback);
   }
   wait_for_previous();
   UNROLL_1 for (int r = first + thread / UNITS; r < end; r += EACH) {
@@ -318,6 +312,11 @@ DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
     if (16 * warp < end - first) store_product<D>(rows, 16 * warp, 0, lane, x);
   }
   block_sync();
+  if constexpr (CHUNKED && R::FED_BACK) {  // in place of the matrix
+    load_feedback<R, STEP_THREADS>(p, matrix, feedback);
+    copies_wait();
+    block_sync();
+  }
   UNROLL_1 for (int row = first + warp; row < end; row += STEP_ROWS) {
     const Place to = next;
     if (row + STEP_ROWS < end) next = place_of<R>(p, s, matrix, row + STEP_ROWS);
@@ -327,9 +326,7 @@ DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
   }
 }
 
-// Else the kernel for few rows is the only one: a larger matrix does not fit a block, and carrying errors on takes a warp
-// for each row, which is too slow for many of them.
-#if DK <= 128 && DV <= 128 && !FEEDBACK
+#if DK <= 128 && DV <= 128  // else the kernel for few rows is the only one: a larger matrix does not fit a block
 // A block of any side; SLOTS: as `Block`.
 template <bool SLOTS>
 DEV void run_many(const Params& p) {

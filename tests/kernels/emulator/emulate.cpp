@@ -9,7 +9,7 @@ extern "C" bool emulate(const char* kernel, const Params* p, int blocks, unsigne
                         char* message) {
   auto run = oscar_write_step;
   int threads = oscar_write_step_threads;
-#if DK <= 128 && DV <= 128 && !FEEDBACK
+#if DK <= 128 && DV <= 128
   if (strcmp(kernel, "oscar_write_step")) {
     run = strcmp(kernel, "oscar_write_slots") ? oscar_write : oscar_write_slots;
     threads = oscar_write_threads;

@@ -158,11 +158,6 @@ struct float2 {
   float x, y;
 };
 DEV float2 unpack_f16(u32 x) { return {machine::float16((u16)x), machine::float16((u16)(x >> 16))}; }
-template <int N>
-DEV void load_constants(const u16* from, u32 (&x)[N]) {
-  machine::check((uintptr_t)from % sizeof x == 0, "a load is not aligned");
-  memcpy(x, from, sizeof x);
-}
 DEV u32 pack_bf16(float low, float high) { return round_bf16(low) | round_bf16(high) << 16; }
 
 template <class T>
@@ -231,6 +226,7 @@ DEV float shared_load(u32 at) {
 }
 template <int N>
 DEV void shared_words(u32 at, u32 (&x)[N]) {
+  machine::check(at % sizeof x == 0, "a load is not aligned");
   memcpy(x, machine::at(at, sizeof x), sizeof x);
 }
 DEV void shared_store(u32 at, float x, float y) {
