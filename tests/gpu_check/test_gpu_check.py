@@ -84,13 +84,29 @@ sys.path.insert(0, {str(FOLDER)!r})
 import steps, window_drafts
 from record import Record
 check = steps.Check(Path("."), "cpu", ())
-for step in (steps.kernel_tests, steps.serve_hybrid, window_drafts.serve_windowed_drafts):
+tried = (steps.kernel_tests, steps.serve_hybrid, window_drafts.serve_windowed_drafts)
+for step in (*tried, steps.compute_real, steps.serve_real):
     found = Record().timed(step.__name__, step, check)
     assert found.status == "not tried", found
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "kernel_tests: not tried (0 s) these tests need a GPU" in done.stdout
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_trained_model_is_not_tried_only_where_none_is_given_or_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    """A folder that is given and does not work is a failure."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.syspath_prepend(FOLDER)
+    steps = importlib.import_module("steps")
+    model = tmp_path / "absent" if given else None
+    check = steps.Check(tmp_path, "cuda", (), real_model=model)
+    with pytest.raises(steps.CheckFailed if given else steps.NotTried, match=r"oscar-zoo|pip"):
+        steps.compute_real(check)
 
 
 def test_a_run_that_was_interrupted_keeps_what_had_ended(tmp_path: Path) -> None:
