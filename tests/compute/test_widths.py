@@ -99,7 +99,7 @@ def test_the_curve_goes_from_2_bits_to_4_and_says_what_was_measured(result: Comp
     assert [at for at, one in enumerate(verified) if one is not None] == [0, 1, 4]
     first, kept, last = (one for one in verified if one is not None)
     assert (first.divergence or 0) > (kept.divergence or 0) > (last.divergence or 0) > 0
-    assert steps[1].predicted == pytest.approx(kept.divergence)
+    assert steps[1].predicted == pytest.approx(kept.divergence, rel=0.3)  # from half of the text
     assert None not in (first.change_percent, kept.change_percent)  # two rows that people compare
     assert (first.recall is None) == (kept.recall is None)
     assert block(result).bits_at["8192"] == pytest.approx(4.5 + 16 * 10 / 8192)
@@ -211,7 +211,8 @@ BASE = measured(10.0, 12.0, 11.0, 13.0)
 def slot(index: int, *gains: float, cost: float = 0.25) -> Slot:
     """A slot that alone takes `gains` away from the prompts of `BASE`."""
     left = [total - gain for (total, _), gain in zip(BASE.parts, gains, strict=True)]
-    return Slot(index, "k", cost, measured(*left), share(BASE, measured(*left)))
+    found = share(BASE, measured(*left))
+    return Slot(index, "k", cost, found, found)
 
 
 GREAT, GOOD, SMALL = slot(0, 6, 6, 6, 6), slot(1, 3, 2, 3, 2), slot(2, 0.5, 1, 0.5, 1)
@@ -238,11 +239,12 @@ def test_every_prompt_counts_alike() -> None:
     assert share(measured(0.0, 2.0), measured(1.0, 1.0)) == pytest.approx(0.25)
 
 
-def test_predictions_add_single_gains_up_and_stop_at_nothing() -> None:
+def test_predictions_add_single_shares_up_and_stop_at_nothing() -> None:
     curve = Curve.of(BASE, 2.5, [GREAT, GOOD, SMALL, HARMFUL])
     assert curve.predicted(0).value == pytest.approx(BASE.value)
-    assert curve.predicted(2).value == pytest.approx((46 - 24 - 10) / 40)
-    assert [total for total, _ in curve.predicted(2).parts] == pytest.approx([1, 4, 2, 5])
+    left = 1 - GREAT.of_text - GOOD.of_text
+    assert curve.predicted(2).value == pytest.approx(left * BASE.value)
+    assert curve.predicted(2).parts[0] == (pytest.approx(left * 10.0), 10)
     more = Curve.of(BASE, 2.5, [GREAT, slot(5, 6, 6, 6, 6), GOOD])
     assert more.predicted(3).value == 0
 
