@@ -80,7 +80,7 @@ from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.report.build import report_of, save_report
 from oscar_zoo.compute.select.choose import choose, failure, refuse_poor
 from oscar_zoo.compute.select.decision import Choice, WidthChoice
-from oscar_zoo.compute.select.rule import PERPLEXITY_PASS, worst
+from oscar_zoo.compute.select.rule import DIVERGENCE_PASS, typical, worst
 from oscar_zoo.compute.select.widths import choose_widths
 from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists
 from oscar_zoo.evaluate.shared import Progress
@@ -396,8 +396,8 @@ def _choose(
     gates = () if choice.base is None else kept.gates(choice.base)
     wish = job.wish
     if wish is None and gates and not job.allow_poor:
-        kl = kept.divergence.value if kept.divergence else 0.0
-        doubtful = worst(gates) != "pass" or 100 * kl > PERPLEXITY_PASS
+        kl = typical(kept.divergence) if kept.divergence else 0.0
+        doubtful = worst(gates) != "pass" or kl > DIVERGENCE_PASS
         if doubtful if job.raises else failure(gates):
             wish = INSTEAD
     widths = None

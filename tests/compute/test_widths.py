@@ -153,6 +153,7 @@ def test_bits_that_cannot_be_had_are_refused(
 def strict_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes of 2 bits of the example model fail the gate of perplexity, those of 4 bits pass."""
     monkeypatch.setattr(rule, "PERPLEXITY_PASS", 0.25)
+    monkeypatch.setattr(rule, "DIVERGENCE_PASS", 0.0025)
     monkeypatch.setattr(rule, "PERPLEXITY_FAIL", 0.25)
     monkeypatch.setattr(rule, "CHANCE", 0.0)
 
@@ -237,6 +238,7 @@ def test_every_prompt_counts_alike() -> None:
     assert share(base, measured(0.5, 100.0)) == pytest.approx(0.25)
     assert share(base, measured(1.0, 90.0)) == pytest.approx(0.05)
     assert share(measured(0.0, 2.0), measured(1.0, 1.0)) == pytest.approx(0.25)
+    assert rule.typical(measured(1.0, 1.0, 1.0, 16.0)) == pytest.approx(0.2)
 
 
 def test_predictions_add_single_shares_up_and_stop_at_nothing() -> None:

@@ -22,6 +22,7 @@ from oscar_zoo.compute.select.rule import (
     Verdict,
     Verified,
     output_gates,
+    typical,
     whole,
     worst,
 )
@@ -188,7 +189,7 @@ class Choice:
         trial = self.trials[self.at]
         gates = trial.gates(self.base)
         if worst(gates) == "pass":
-            kl = trial.divergence.value if trial.divergence else 0.0
+            kl = typical(trial.divergence) if trial.divergence else 0.0
             return f"move what the model says next by {kl:.4f} nats" if self.raised else None
         words = {
             "perplexity_change_percent": "raise perplexity by {:.2f} %",

@@ -308,11 +308,10 @@ class _Runner:
         return change[0]
 
     def passes(self, raised: Raised) -> bool:
-        """Whether the gates are passed, and not by chance: of the divergence, what codes of 4 bits
-        everywhere have is mostly the arithmetic of the model's dtype, and the rest is to be within
-        the gate of perplexity too."""
-        least = self.divergence(self.everything).value
-        if 100 * (self.divergence(raised).value - least) > rule.PERPLEXITY_PASS:
+        """Whether the gates are passed, and not by chance: what codes of 4 bits everywhere diverge
+        by may be the arithmetic of the model's dtype, and the rest has a limit of its own."""
+        least = rule.typical(self.divergence(self.everything))
+        if rule.typical(self.divergence(raised)) - least > rule.DIVERGENCE_PASS:
             return False
         return worst(self._verify(raised).gates(self._base)) == "pass"
 
