@@ -42,8 +42,7 @@ pytestmark = [
 
 
 def write_slice(folder: Path) -> None:
-    """`LAYERS` and the most frequent tokens, one pair of channels of a key silent, and a head of
-    their own."""
+    """`LAYERS`, the most frequent tokens, a silent pair of channels of a key, and an own head."""
     model = AutoModelForCausalLM.from_pretrained(SMOLLM2)
     tokenizer = write_tokenizer(folder)
     ids = torch.tensor(tokenizer(TEXT.read_text("utf-8")[: 8 * TOKENS]).input_ids[:TOKENS])
