@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 
@@ -179,9 +180,8 @@ def matmul_speed(device: str, dtype: torch.dtype) -> float:
         return max(time.perf_counter() - began, 1e-7)
 
     run()
-    # The best run would hide that other programs use the machine. Most others are of threads that
-    # wait for each other then: by their median ten minutes were two hours.
-    return 2.0 * rows * width * width / sorted(run() for _ in range(9))[2]
+    # The median, because the best run would hide that other programs use the machine.
+    return 2.0 * rows * width * width / median(run() for _ in range(5))
 
 
 class Meter:

@@ -1,14 +1,13 @@
 """Which side of which layer gets codes of 4 bits, by the divergence from the exact cache.
 
 The divergence is measured with 2 bits everywhere and with every slot, a side of a layer, raised
-alone, on held-out text and on answers that recall facts from it: layers that fetch facts are few,
-and text hardly shows them. What a slot takes away is counted as a share of each prompt's
-divergence, so that a text which a model finds strange does not outweigh all others. Slots are
-raised in the order of these shares per bit.
+alone, on held-out text and on answers that recall facts from it. What a slot takes away is counted
+as a share of each prompt's divergence, so that a text which a model finds strange does not outweigh
+all others. Slots are raised in the order of these shares per bit.
 
 Where memory allows, the model computes in float32 meanwhile: bfloat16 changes what it says by as
-much as ten raises do, anew with each. On SmolLM2-135M twelve raises that were picked in float32
-take away 1.4 times as much as those picked in bfloat16.
+much as ten raises do on average, anew with each. On SmolLM2-135M the single gains, in float32, of
+the twelve slots that float32 picks are 1.4 times those of the twelve that bfloat16 picks.
 
 How far to go is decided by the wish: as far as the bits allow, or until perplexity and recall are
 near enough to BF16. What is kept is measured together once: divergence, perplexity and recall.
