@@ -71,8 +71,7 @@ VERDICTS: tuple[Verdict, ...] = ("pass", "warn", "fail")
 
 
 def typical(divergence: Measurement) -> float:
-    """The geometric mean over prompts: of four of `mix`, proofs diverge by five times as much as the
-    others, which they would outweigh."""
+    """The geometric mean over prompts, because one strange prompt would outweigh the others."""
     return geometric_mean(total / number for total, number in divergence.parts)
 
 
