@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from oscar_kernels.spec import GROUPS, MIXED_QUANTIZER, QUANTIZER, check_group_size
+from oscar_kernels import spec as rows
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.errors import MalformedFile, UsageError
 
@@ -223,8 +223,10 @@ class ServingRecipe(Spec):
 
     @model_validator(mode="after")
     def _quantizer_of_widths(self) -> Self:
-        if (self.widths is not None) != (self.quantizer == MIXED_QUANTIZER):
-            raise ValueError(f"widths go with the quantizer {MIXED_QUANTIZER}, and with no other")
+        if (self.widths is not None) != (self.quantizer == rows.MIXED_QUANTIZER):
+            raise ValueError(
+                f"widths go with the quantizer {rows.MIXED_QUANTIZER}, and with no other"
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -247,8 +249,30 @@ class ServingRecipe(Spec):
             return float(getattr(self.widths, role).clip[index])
         return 0.0 if self.clip.algorithm == "none" else float(getattr(self.clip, role))
 
+    def quant_spec(self, role: Literal["k", "v"], head_dim: int, index: int = 0) -> rows.QuantSpec:
+        """The quantizer of one side in the attention layer `index`, counted from 0."""
+        known, clips = (rows.QUANTIZER, rows.MIXED_QUANTIZER), ("none", rows.CLIP_ALGORITHM)
+        if self.quantizer not in known or self.clip.algorithm not in clips:
+            asked = f"the recipe asks for {self.quantizer} with clip {self.clip.algorithm}"
+            raise UsageError(f"{asked}; known are {', '.join(known)} with {' or '.join(clips)}.")
+        group = rows.group_channels(head_dim, self.group_size)
+        bits, clip = self.code_bits(role, index), self.clip_ratio(role, index)
+        return rows.QuantSpec(head_dim, group, clip, self.scale_dtype, bits)
+
+    def check_model(self, model: Geometry, name: str) -> None:
+        """Refuse a model whose rows or layers this recipe does not fit; `name` is for messages."""
+        check_groups(model.head_dims, self.group_size, name)
+        self.quant_spec("k", model.head_dim)
+        self.quant_spec("v", model.v_head_dim)
+        widths = self.widths
+        if widths is not None and len(widths.k.bits) != len(model.attention_layers):
+            raise UsageError(
+                f"the recipe has bits for {len(widths.k.bits)} layers, and {name} has"
+                f" {len(model.attention_layers)} with full attention."
+            )
+
     def with_widths(self, widths: Widths | None) -> ServingRecipe:
-        quantizer = QUANTIZER if widths is None else MIXED_QUANTIZER
+        quantizer = rows.QUANTIZER if widths is None else rows.MIXED_QUANTIZER
         return self.model_copy(update={"widths": widths, "quantizer": quantizer})
 
     def override(
@@ -457,7 +481,7 @@ def check_groups(
     """Refuse groups that rows of a cache cannot be cut into; `dims` are the channels of a row of K
     and of V."""
     try:
-        check_group_size(dims, group_size)
+        rows.check_group_size(dims, group_size)
     except ValueError as error:
         message = f"a group size of {group_size} does not go with {model}: {error}."
         raise UsageError(message, hint=f"use {option.format(largest_group(dims))}") from None
@@ -467,5 +491,5 @@ def largest_group(dims: tuple[int, int]) -> int:
     """The largest group size for both rows: their common divisor where that cuts both into 1, 2 or
     4 groups, else one row of the narrower of them."""
     common = math.gcd(*dims)
-    both = all(width // common in GROUPS for width in dims)
+    both = all(width // common in rows.GROUPS for width in dims)
     return common if both else min(dims)

@@ -81,7 +81,7 @@ def code_bits(spec: CacheSpec, geometry: Geometry) -> float:
 def _specs(spec: CacheSpec, geometry: Geometry) -> list[QuantSpec]:
     layers = range(len(geometry.attention_layers))
     sides: tuple[tuple[Role, int], ...] = ("k", geometry.head_dim), ("v", geometry.v_head_dim)
-    return [spec.quant_spec(role, width, i) for role, width in sides for i in layers]
+    return [spec.recipe.quant_spec(role, width, i) for role, width in sides for i in layers]
 
 
 def bits_with_windows(spec: CacheSpec, geometry: Geometry, length: int) -> float:

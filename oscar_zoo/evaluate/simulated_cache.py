@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
-from oscar_kernels.spec import CLIP_ALGORITHM, MIXED_QUANTIZER, QUANTIZER, QuantSpec, group_channels
-from oscar_zoo.artifact.formats import Array, Role, RotationSet
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.artifact.formats import Array, RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.artifact.specs import Geometry, ServingRecipe, Windows, check_groups
-from oscar_zoo.errors import UsageError
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe, Windows
 from oscar_zoo.models.attention import Softmax, attend
 
 QUERY_BLOCK = 256
@@ -143,45 +142,20 @@ class CacheSpec:
     v: RotationSet | None
     recipe: ServingRecipe
 
-    def quant_spec(self, role: Role, head_dim: int, index: int = 0) -> QuantSpec:
-        """The quantizer of one side in the attention layer `index`, counted from 0."""
-        recipe, clip = self.recipe, self.recipe.clip
-        known = (QUANTIZER, MIXED_QUANTIZER)
-        if recipe.quantizer not in known or clip.algorithm not in ("none", CLIP_ALGORITHM):
-            raise UsageError(
-                f"the recipe asks for {recipe.quantizer} with clip {clip.algorithm}; "
-                f"only {' and '.join(known)} with {CLIP_ALGORITHM} or none are simulated."
-            )
-        return QuantSpec(
-            head_dim,
-            group_channels(head_dim, recipe.group_size),
-            recipe.clip_ratio(role, index),
-            recipe.scale_dtype,
-            recipe.code_bits(role, index),
-        )
-
     def check(self, model: Geometry) -> None:
         name = model.id.rpartition("/")[2] if isinstance(model, ModelBlock) else "this rank"
         if self.k is not None:
             self.k.require_geometry("k", model, name)
         if self.v is not None:
             self.v.require_geometry("v", model, name)
-        check_groups(model.head_dims, self.recipe.group_size, name)
-        self.quant_spec("k", model.head_dim)
-        self.quant_spec("v", model.v_head_dim)
-        widths = self.recipe.widths
-        if widths is not None and len(widths.k.bits) != len(model.attention_layers):
-            raise UsageError(
-                f"the recipe has bits for {len(widths.k.bits)} layers, and {name} has"
-                f" {len(model.attention_layers)} with full attention."
-            )
+        self.recipe.check_model(model, name)
 
     def sides(
         self, geometry: Geometry, layer_id: int, device: torch.device
     ) -> tuple[StoredSide, StoredSide]:
         index = geometry.attention_layers.index(layer_id)
-        k = self.quant_spec("k", geometry.head_dim, index)
-        v = self.quant_spec("v", geometry.v_head_dim, index)
+        k = self.recipe.quant_spec("k", geometry.head_dim, index)
+        v = self.recipe.quant_spec("v", geometry.v_head_dim, index)
         return cache_side(self.k, layer_id, k, device), cache_side(self.v, layer_id, v, device)
 
     def reads(self, positions: Tensor) -> Reads:

@@ -192,7 +192,7 @@ def test_bfloat16_windows_hold_rounded_rows_and_int2_is_made_from_unrounded_ones
     rotated = k.float() @ matrices(spec.k, 0)[0].float()
     window, int2 = SimulatedLayer(spec, MODEL, 1, CPU).encode(k, v)[0]
     assert torch.equal(window, rotated.bfloat16().float())
-    assert torch.equal(int2, fake_quantize(rotated, spec.quant_spec("k", D)))
+    assert torch.equal(int2, fake_quantize(rotated, spec.recipe.quant_spec("k", D)))
     got = SimulatedCache(spec, MODEL, CPU)(1, q, k, v, QUARTER)
     assert got.dtype == torch.bfloat16
     assert (got.double() - oracle(q, k, v, spec, QUARTER)).abs().max() < 0.05

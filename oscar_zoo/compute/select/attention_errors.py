@@ -191,8 +191,8 @@ def measure_fits(
     """Measure fits of one model on the same rows."""
     quantizers = CacheSpec(None, None, recipe)
     specs: dict[Role, QuantSpec] = {
-        "k": quantizers.quant_spec("k", geometry.head_dim),
-        "v": quantizers.quant_spec("v", geometry.v_head_dim),
+        "k": quantizers.recipe.quant_spec("k", geometry.head_dim),
+        "v": quantizers.recipe.quant_spec("v", geometry.v_head_dim),
     }
     own = index_of(specs["k"]), index_of(specs["v"])
     none = geometry.head_dim - 1, geometry.v_head_dim - 1

@@ -294,5 +294,8 @@ class _Runner:
     def _indices(self, clip: Clip) -> tuple[int, int]:
         """The indices at which a clip clips; two ratios may mean the same index."""
         cache, block = CacheSpec(None, None, self._clipped(clip)), self._model.block
-        k, v = cache.quant_spec("k", block.head_dim), cache.quant_spec("v", block.v_head_dim)
+        k, v = (
+            cache.recipe.quant_spec("k", block.head_dim),
+            cache.recipe.quant_spec("v", block.v_head_dim),
+        )
         return index_of(k), index_of(v)

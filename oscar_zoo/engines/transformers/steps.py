@@ -1,0 +1,112 @@
+"""Where the tokens of a batch lie, which is the same in every layer of a model.
+
+Token `p` of sequence `b` has slot `p * B + b`, so that a longer cache only appends. `p` counts the
+padding on the left of a sequence too; its position in windows does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.cache import TokenTargets
+from oscar_zoo.errors import UsageError
+
+FAR = 1 << 30
+"""A position that no window has: the first tokens and the last ones are real."""
+
+T = TypeVar("T")
+
+
+class Steps:
+    """Slots and lists of one step at a time: the first layer makes them, the others take them."""
+
+    def __init__(self, pads: Tensor | None) -> None:
+        """`pads`, `[B]`, are the tokens of padding of each sequence; `None` while unknown."""
+        self.known = pads is not None
+        self.pads: tuple[int, ...] = () if pads is None else tuple(pads.tolist())
+        self._kept: dict[tuple[str, torch.device], tuple[Any, Any]] = {}
+
+    def begin(self, batch: int, mask: Tensor | None) -> None:
+        """A batch begins; `mask`, `[B, 1, T, T]` bool, is true where a token sees another one."""
+        if not self.known:
+            self.pads, self.known = _pads(batch, mask), True
+        elif len(self.pads) != batch:
+            raise UsageError(
+                f"this cache was made for {len(self.pads)} sequences, and {batch} came.",
+                hint="make a cache for each batch",
+            )
+
+    def forget(self) -> None:
+        """The next batch may have other padding, unless it was given."""
+        self._kept.clear()
+
+    def select(self, indices: Tensor) -> None:
+        """The sequences of the batch are `indices` of those before."""
+        self.pads = tuple(self.pads[i] for i in indices.tolist())
+        self._kept.clear()
+
+    def start(self, position: int, device: torch.device) -> Tensor:
+        """What a token of the batch counts as in each sequence, `[B]` int32, 0 for padding."""
+        return torch.tensor([max(0, position - pad) for pad in self.pads], dtype=torch.int32).to(
+            device
+        )
+
+    def targets(self, first: int, new: int, device: torch.device) -> TokenTargets:
+        """Where `new` tokens of each sequence go, token by token."""
+
+        def make() -> TokenTargets:
+            batch = len(self.pads)
+            row = torch.arange(batch, device=device).repeat(new)
+            token = torch.arange(first, first + new, device=device).repeat_interleave(batch)
+            pad = torch.tensor(self.pads, device=device)[row]
+            position, end = token - pad, first + new - pad
+            real = position >= 0
+            return TokenTargets(
+                token * batch + row,
+                row,
+                position.where(real, FAR),
+                end.where(real, 2 * FAR - 1),  # so that padding enters no ring
+            )
+
+        return self._once("targets", (first, new), device, make)
+
+    def lists(self, length: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """`kv_indptr`, `kv_indices` and `rows` of `length` tokens of each sequence, without
+        padding."""
+
+        def make() -> tuple[Tensor, Tensor, Tensor]:
+            batch = len(self.pads)
+            rows = torch.arange(batch, dtype=torch.int32, device=device)
+            token = torch.arange(length, dtype=torch.int32, device=device)
+            slots = token * batch + rows[:, None]
+            ends = torch.tensor([0, *(length - pad for pad in self.pads)]).cumsum(0)
+            if any(self.pads):
+                slots = slots[token >= torch.tensor(self.pads, device=device)[:, None]]
+            return ends.to(device, torch.int32), slots.flatten(), rows
+
+        return self._once("lists", length, device, make)
+
+    def _once(self, what: str, key: Any, device: torch.device, make: Callable[[], T]) -> T:
+        found = self._kept.get((what, device))
+        if found is None or found[0] != key:
+            found = self._kept[what, device] = key, make()
+        return found[1]  # type: ignore[no-any-return]
+
+
+def _pads(batch: int, mask: Tensor | None) -> tuple[int, ...]:
+    """Tokens of padding on the left of each sequence, by what its last token sees."""
+    if mask is None:
+        return (0,) * batch
+    seen = mask[:, 0, -1] if mask.dtype == torch.bool else mask[:, 0, -1] == 0
+    pads = seen.long().argmax(1)
+    if not bool((seen.sum(1) == seen.shape[1] - pads).all()):
+        raise UsageError(
+            "padding must be on the left of a batch, and the whole prompt in one piece.",
+            hint="padding_side='left', or give attention_mask= where the cache is made",
+        )
+    found = pads.expand(batch).tolist()
+    return tuple(found)
