@@ -3,21 +3,16 @@ and of the windows, for every kind of transform, and whichever way its rows are 
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import numpy as np
 import pytest
-import tiny_artifacts
 import torch
 from tiny_models import write_model
 from torch import Tensor
 
-from oscar_zoo.artifact.formats import RotationSet, hadamard_set
-from oscar_zoo.artifact.specs import Clip, ServingRecipe, SideWidths, Widths, Windows
-from oscar_zoo.engines.transformers import rows
-from oscar_zoo.errors import GeometryMismatch, UnsupportedModel, UsageError
-from oscar_zoo.evaluate.generate import GenerationRequest, greedy_generate
+from oscar_zoo.artifact.formats import hadamard_set
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.evaluate.generate import greedy_generate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.transformers import OscarCache
