@@ -108,9 +108,11 @@ def attend(
     """Attention of one layer, `[B, num_q_heads, T, dv]` in the dtype of `query`; logits and weights
     are at least float32. `query` is `[B, num_q_heads, T, d]`, `key` and `value` are `[B,
     num_kv_heads, R, d]` and `[.., dv]`, heads not repeated. `mask` is true where a query reads a
-    row, or added to the logits, and broadcasts to `[B, 1, T, R]`; `None` is causal, for queries and
-    rows of the same positions. `shift`, `[B, num_q_heads, T, 1]`, is added to the scaled products
-    of a query before the cap; a plain softmax ignores it."""
+    row, or added to the logits, and broadcasts to `[B, 1, T, R]`; `None` is causal, for the queries
+    of the last rows. `shift`, `[B, num_q_heads, T, 1]`, is added to the scaled products of a query
+    before the cap; a plain softmax ignores it."""
+    if mask is None and not (softmax.plain and query.shape[2] in (1, key.shape[2])):
+        mask = _causal(query, key)
     if softmax.plain:
         return functional.scaled_dot_product_attention(
             query,
@@ -122,8 +124,7 @@ def attend(
             enable_gqa=query.shape[1] != key.shape[1],
         )
     batch, heads, tokens, _ = query.shape
-    if mask is None:
-        mask = torch.ones(tokens, key.shape[2], dtype=torch.bool, device=query.device).tril()
+    assert mask is not None
     size = max(1, LOGITS_AT_ONCE // (batch * heads * key.shape[2]))
     found = []
     for first in range(0, tokens, size):
@@ -131,6 +132,12 @@ def attend(
         moved = None if shift is None else shift[:, :, rows]
         found.append(_some(query[:, :, rows], key, value, mask[..., rows, :], softmax, moved))
     return torch.cat(found, 2).to(query.dtype)
+
+
+def _causal(query: Tensor, key: Tensor) -> Tensor:
+    """The mask of the last positions, `[T, R]`."""
+    new, rows = query.shape[2], key.shape[2]
+    return torch.ones(new, rows, dtype=torch.bool, device=key.device).tril(rows - new)
 
 
 def _some(
@@ -159,6 +166,8 @@ def exact_attention(
 ) -> tuple[Tensor, None]:
     """One call of transformers' attention interface; returns `[B, T, n_q, dv]` and no weights."""
     softmax = Softmax.of_call(query, rest)
+    if attention_mask is None and 1 < query.shape[2] < key.shape[2]:
+        attention_mask = _causal(query, key)
     if softmax.plain:
         result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
             module, query, key, value, attention_mask, **rest

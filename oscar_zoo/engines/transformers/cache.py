@@ -39,8 +39,8 @@ from oscar_zoo.artifact.names import safe_part
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.transformers.attention import NAME
 from oscar_zoo.engines.transformers.layer import OscarLayer, with_state
-from oscar_zoo.engines.transformers.rows import EXACT, GROWTH, SPARE, LayerSpec
-from oscar_zoo.engines.transformers.steps import Steps
+from oscar_zoo.engines.transformers.rows import EXACT, GROWTH, LayerSpec
+from oscar_zoo.engines.transformers.steps import SPARE, Steps
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.observer import SILENT, Observer
@@ -98,7 +98,9 @@ class OscarCache(Cache):  # type: ignore[misc]
         table = TransformTable.build(
             k, v, block.attention_layers, kv_heads=range(block.num_kv_heads), device="cpu"
         )
-        layers = DynamicCache(config=model.config).layers
+        layers = DynamicCache(config=model.config).layers or [
+            DynamicLayer() for _ in range(block.num_layers)
+        ]  # 5.12 makes none yet where a configuration says that no layers share a cache
         for place, index in enumerate(block.attention_layers):
             spec = LayerSpec(table.layers[place], *specs[place], recipe.windows)
             layers[index] = _replaced(layers, index, OscarLayer(index, spec, self))
@@ -247,7 +249,7 @@ class OscarCache(Cache):  # type: ignore[misc]
 
 def block_of(config: Any) -> ModelBlock:
     """The shape of a model by its configuration, as it is in memory."""
-    name = Path(config.name_or_path or type(config).__name__).name
+    name = Path(str(getattr(config, "name_or_path", None) or type(config).__name__)).name
     return model_block(config, model_id=safe_part(name), revision=None, config_sha256="0" * 64)
 
 

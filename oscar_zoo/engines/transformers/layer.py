@@ -155,7 +155,7 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         own = engine.Softmax(softmax.scaling, softmax.cap or 0.0, softmax.sinks)
         plain = query.transpose(1, 2).flatten(0, 1)
         chain: dict[str, Any] = {"drafts": Drafts(new)} if new > 1 else {"prefix_stable": True}
-        need, _ = rows.ops.workspace_numel(rows.store, heads, batch, new, 0)
+        need, _ = rows.ops.workspace_numel(rows.store, heads, batch, new, 1)
         out = rows.ops.decode(
             by_sequence.contiguous(), rows.store, rows.view(), sm_scale=own.scale,
             logit_cap=own.cap, sink_logits=own.sink_logits(plain, rows.spec.transforms.k_mean),
@@ -179,10 +179,6 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         rows.write(key, value)
         own = _turned(key, t.k_forward, t.k_mean), _turned(value, t.v_forward)
         keys, values = (torch.cat([x, y], 2) for x, y in zip(old, own, strict=True))
-        if mask is None:  # causal, aligned at the end
-            tokens, all_rows = query.shape[2], keys.shape[2]
-            mask = torch.ones(tokens, all_rows, dtype=torch.bool, device=query.device)
-            mask = mask.tril(all_rows - tokens)[None, None]
         moved, shift = _turned(query, t.q_partner), self._shift(query, softmax)
         if shift is None:
             out = exact_attention(module, moved, keys, values, mask, **given)[0].transpose(1, 2)

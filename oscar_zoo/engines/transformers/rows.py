@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as padded
 
-from oscar_kernels.cache import MOST_DRAFTS, BatchView, Transforms, WindowState, allocate
+from oscar_kernels.cache import BatchView, Transforms, WindowState, allocate
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.engines.transformers.steps import Steps
+from oscar_zoo.engines.transformers.steps import SPARE, Steps
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops
 
-SPARE = MOST_DRAFTS
-"""Rows of a ring beyond its window: as many tokens can be taken back and leave a whole window."""
 GROWTH = 512
 """Tokens by which the store of codes grows. It is copied then, a layer at a time; spare room of an
 eighth of it would take away a tenth of what is saved."""
@@ -101,8 +99,6 @@ class Rows:
         self.length = end = first + new
         recent = self.store.recent
         self.ring_from = max(self.ring_from, end - self.store.ring_rows)
-        if new >= recent:
-            self.ring_from = end - recent
         self._reserve(end)
         late = self.ops is REFERENCES
         flat = [x.permute(2, 0, 1, 3).flatten(0, 1) for x in (key, value)]
@@ -182,8 +178,7 @@ class Rows:
         kept = max(0, length - self.coded) * self.batch
         self._late = [x[:kept] for x in self._late] if kept else []
         self.coded = min(self.coded, length)
-        if length == 0:
-            self.ring_from = 0
+        self.ring_from = min(self.ring_from, length)
         start = self.steps.start(self.ring_from, self.device)
         self._windows = replace(self._windows, ring_start=start)
 

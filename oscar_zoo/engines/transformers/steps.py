@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import TokenTargets
+from oscar_kernels.cache import MOST_DRAFTS, TokenTargets
 from oscar_zoo.errors import UsageError
 
 FAR = 1 << 30
 """A position that no window has: the first tokens and the last ones are real."""
 
+SPARE = MOST_DRAFTS
+"""Rows of a ring beyond its window: as many tokens can be taken back and leave a whole window."""
 T = TypeVar("T")
 
 
@@ -63,7 +65,8 @@ class Steps:
             row = torch.arange(batch, device=device).repeat(new)
             token = torch.arange(first, first + new, device=device).repeat_interleave(batch)
             pad = torch.tensor(self.pads, device=device)[row]
-            position, end = token - pad, first + new - pad
+            # Rows enter a ring as if there were fewer tokens, so that it holds all that it can.
+            position, end = token - pad, first + new - pad - SPARE
             real = position >= 0
             return TokenTargets(
                 token * batch + row,

@@ -3,18 +3,27 @@ and of the windows, for every kind of transform, and whichever way its rows are 
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from cache_oracle import general_set
 from tiny_models import write_model
 from torch import Tensor
+from transformers import DynamicCache
 
-from oscar_zoo.artifact.formats import hadamard_set
-from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
-from oscar_zoo.evaluate.generate import greedy_generate
+from oscar_zoo.artifact.formats import LayerTransform, hadamard_set
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, SideWidths, Widths, Windows
+from oscar_zoo.engines.transformers import rows as rows_module
+from oscar_zoo.engines.transformers.layer import CROPS_TO_LENGTH
+from oscar_zoo.errors import GeometryMismatch, UnsupportedModel, UsageError
+from oscar_zoo.evaluate.generate import GenerationRequest, greedy_generate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.runtime.dispatch import KERNELS
 from oscar_zoo.transformers import OscarCache
 
 TEXT = torch.randint(3, 2000, (2, 400), generator=torch.Generator().manual_seed(1))
@@ -27,15 +36,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
 
 
-def recipe(sink: int = 4, recent: int = 9, **more: Any) -> ServingRecipe:
-    windows = Windows(sink=sink, recent=recent)
-    return ServingRecipe(group_size=16, clip=Clip(k=0.96, v=0.92), windows=windows, **more)
+def recipe(sink: int = 4, recent: int = 9, widths: Widths | None = None) -> ServingRecipe:
+    windows, clip = Windows(sink=sink, recent=recent), Clip(k=0.96, v=0.92)
+    return ServingRecipe(group_size=16, clip=clip, windows=windows).with_widths(widths)
 
 
-def spec_of(model: LoadedModel, **windows: int) -> CacheSpec:
-    return CacheSpec(
-        hadamard_set(model.block, "k"), hadamard_set(model.block, "v"), recipe(**windows)
-    )
+def spec_of(model: LoadedModel, **settings: Any) -> CacheSpec:
+    sets = (hadamard_set(model.block, side) for side in ("k", "v"))
+    return CacheSpec(*sets, recipe(**settings))
 
 
 def cache_of(model: LoadedModel, spec: CacheSpec, **options: Any) -> OscarCache:
@@ -45,22 +53,29 @@ def cache_of(model: LoadedModel, spec: CacheSpec, **options: Any) -> OscarCache:
 
 
 def generated(model: LoadedModel, ids: Tensor, cache: Any, **options: Any) -> Tensor:
-    options = {"max_new_tokens": NEW, "do_sample": False} | options
-    found = model.model.generate(
-        ids, eos_token_id=None, pad_token_id=0, past_key_values=cache, **options
-    )
-    return found[:, ids.shape[1] :]
+    """New tokens, `[B, NEW]`."""
+    usual: dict[str, Any] = {
+        "max_new_tokens": NEW,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
+    ids = ids if ids.dim() == 2 else ids[None]
+    found = model.model.generate(ids, past_key_values=cache, **usual | options)
+    new: Tensor = found[:, ids.shape[1] :]
+    return new
 
 
 def reference(model: LoadedModel, ids: Tensor, spec: CacheSpec, chunk: int = 4096) -> list[int]:
-    return greedy_generate(model, ids.tolist(), cache=spec, max_new_tokens=NEW, chunk_size=chunk)
+    ids = ids.tolist()
+    return greedy_generate(model, ids, cache=spec, max_new_tokens=NEW, chunk_size=chunk)
 
 
 @pytest.mark.parametrize("attention", WAYS)
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 9, 10, 13, 14, 70, 200])
-def test_tokens_of_greedy_search(model: LoadedModel, tokens: int, attention: str) -> None:
+def test_lengths_of_a_prompt(model: LoadedModel, tokens: int, attention: str) -> None:
     spec, ids = spec_of(model), TEXT[0, :tokens]
-    got = generated(model, ids[None], cache_of(model, spec, attention=attention))
+    got = generated(model, ids, cache_of(model, spec, attention=attention))
     assert got[0].tolist() == reference(model, ids, spec)
 
 
@@ -68,5 +83,210 @@ def test_tokens_of_greedy_search(model: LoadedModel, tokens: int, attention: str
 @pytest.mark.parametrize(("sink", "recent"), [(0, 1), (0, 40), (2, 33), (7, 3), (64, 100)])
 def test_windows(model: LoadedModel, sink: int, recent: int, attention: str) -> None:
     spec, ids = spec_of(model, sink=sink, recent=recent), TEXT[0, :90]
-    got = generated(model, ids[None], cache_of(model, spec, attention=attention))
+    got = generated(model, ids, cache_of(model, spec, attention=attention))
     assert got[0].tolist() == reference(model, ids, spec)
+
+
+def transforms(kind: str, model: LoadedModel) -> CacheSpec:
+    block, plain = model.block, spec_of(model)
+    if kind == "widths":
+        sides = SideWidths(bits=(4, 2), clip=(0.0, 0.96)), SideWidths(bits=(2, 4), clip=(0.9, 0.0))
+        return replace(plain, recipe=recipe(widths=Widths(k=sides[0], v=sides[1])))
+    heads, d = block.num_kv_heads, block.head_dim
+    k, v = (general_set(side, 2, heads, d, seed=3) for side in ("k", "v"))
+    if kind == "feedback":
+        draw = np.random.default_rng(6)
+        own = [0.3 * draw.standard_normal((heads, d * (d - 1) // 2)) for _ in k.layers]
+        pairs = zip(k.layers, own, strict=True)
+        k = replace(k, layers=tuple(replace(x, feedback=np.float16(y)) for x, y in pairs))
+    return replace(plain, k=k, v=v)
+
+
+@pytest.mark.parametrize("attention", WAYS)
+@pytest.mark.parametrize("kind", ["general", "widths", "feedback"])
+def test_transforms(model: LoadedModel, kind: str, attention: str) -> None:
+    spec = transforms(kind, model)
+    got = generated(model, TEXT[0, :90], cache_of(model, spec, attention=attention))
+    assert got[0].tolist() == reference(model, TEXT[0, :90], spec)
+
+
+@pytest.mark.parametrize("attention", WAYS)
+@pytest.mark.parametrize("prompt_in_pieces", [False, True])
+def test_padding_on_the_left(model: LoadedModel, attention: str, prompt_in_pieces: bool) -> None:
+    spec, lengths = spec_of(model), (90, 37)
+    ids, mask = torch.zeros(2, 90, dtype=torch.int64), torch.zeros(2, 90, dtype=torch.int64)
+    for row, n in enumerate(lengths):
+        ids[row, -n:], mask[row, -n:] = TEXT[row, :n], 1
+    pieces = {"prefill_chunk_size": 60} if prompt_in_pieces else {}
+    given = mask if prompt_in_pieces or attention == "keep" else None
+    cache = cache_of(model, spec, attention=attention, attention_mask=given)
+    got = generated(model, ids, cache, attention_mask=mask, **pieces)
+    if not prompt_in_pieces:
+        for row, n in enumerate(lengths):
+            assert got[row].tolist() == reference(model, TEXT[row, :n], spec)
+        return
+    # The second sequence has 7 tokens in the first piece.
+    assert got[0].tolist() == reference(model, TEXT[0, :90], spec, chunk=60)
+    request = GenerationRequest(model, spec)
+    request.extend(TEXT[1, :7])
+    new = [int(request.extend(TEXT[1, 7:37])[-1].argmax())]
+    while len(new) < NEW:
+        new.append(int(request.decode(new[-1]).argmax()))
+    assert got[1].tolist() == new
+
+
+@pytest.mark.parametrize("attention", WAYS)
+def test_a_prompt_in_pieces_and_another_turn(model: LoadedModel, attention: str) -> None:
+    spec = spec_of(model)
+    cache = cache_of(model, spec, attention=attention)
+    got = generated(model, TEXT[0, :120], cache, prefill_chunk_size=50)
+    assert got[0].tolist() == reference(model, TEXT[0, :120], spec, chunk=50)
+    said = torch.cat([TEXT[0, :120], got[0], TEXT[1, :40]])
+    request = GenerationRequest(model, spec)
+    for first in (0, 50, 100):
+        request.extend(said[first : min(first + 50, 120)])
+    for token in got[0, :-1]:
+        request.decode(int(token))
+    new = [int(request.extend(said[143:])[-1].argmax())]
+    while len(new) < NEW:
+        new.append(int(request.decode(new[-1]).argmax()))
+    assert generated(model, said, cache)[0].tolist() == new
+
+
+@pytest.mark.parametrize("few", [1, 2, 9])
+def test_a_few_tokens_read_what_they_would_read_one_by_one(model: LoadedModel, few: int) -> None:
+    caches = [cache_of(model, spec_of(model)) for _ in range(2)]
+    outs = []
+    for cache, size in zip(caches, (1, few), strict=True):
+        with torch.no_grad():
+            logits = [model.model(TEXT[:, :60], past_key_values=cache).logits[:, -1:]]
+            for first in range(60, 96, size):
+                piece = TEXT[:, first : first + size]
+                logits.append(model.model(piece, past_key_values=cache).logits)
+        outs.append(torch.cat(logits, 1))
+    torch.testing.assert_close(*outs, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("attention", WAYS)
+@pytest.mark.parametrize("back", [0, 1, 5, 32, 33, 60, 130, 1000])
+def test_tokens_taken_back(model: LoadedModel, back: int, attention: str) -> None:
+    """What was cut off does not matter, and of what is left the window may have lost rows."""
+    spec, more = spec_of(model), TEXT[1, :40]
+    cache = cache_of(model, spec, attention=attention)
+    said = torch.cat([TEXT[0, :100], generated(model, TEXT[0, :100], cache)[0]])
+    length = cache.get_seq_length()
+    cache.crop(max(0, length - back) if CROPS_TO_LENGTH else -back)
+    kept = cache.get_seq_length()
+    assert kept == max(0, length - back)
+    request, said = GenerationRequest(model, spec), said[:kept]
+    if kept:
+        request.extend(said[:100])
+        for token in said[100:]:
+            request.decode(int(token))
+        request._own_from = min(kept, length - 9 - 32)  # what the ring held
+    new = [int(request.extend(more)[-1].argmax())]
+    while len(new) < NEW:
+        new.append(int(request.decode(new[-1]).argmax()))
+    assert generated(model, torch.cat([said, more]), cache)[0].tolist() == new
+
+
+def test_beams_and_a_copied_beginning(model: LoadedModel) -> None:
+    wide, ids = spec_of(model, sink=200, recent=200), TEXT[0, :80]
+    exact = generated(model, ids, DynamicCache(config=model.model.config), num_beams=3)
+    assert torch.equal(generated(model, ids, cache_of(model, wide), num_beams=3), exact)
+    ways = [
+        generated(model, ids, cache_of(model, spec_of(model), attention=way), num_beams=3)
+        for way in WAYS
+    ]
+    assert torch.equal(*ways)
+    start = cache_of(model, spec_of(model))
+    with torch.no_grad():
+        model.model(TEXT[:1, :60], past_key_values=start)
+    both = [torch.cat([TEXT[0, :60], TEXT[1, at : at + 40]]) for at in (0, 100)]
+    copies = [generated(model, text, copy.deepcopy(start)) for text in both]
+    assert start.get_seq_length() == 60
+    for text, got in zip(both, copies, strict=True):
+        assert got[0].tolist() == reference(model, text, spec_of(model), chunk=60)
+    assert copy.deepcopy(start).layers[0].spec is start.layers[0].spec
+
+
+def test_prompt_lookup(model: LoadedModel) -> None:
+    spec, ids = spec_of(model), TEXT[0, :30].repeat(4)
+    got = generated(model, ids, cache_of(model, spec), prompt_lookup_num_tokens=3, eos_token_id=0)
+    assert got[0].tolist() == reference(model, ids, spec)
+
+
+def test_rows_in_windows_are_not_read_as_codes(model: LoadedModel) -> None:
+    cache, ids = cache_of(model, spec_of(model, sink=50, recent=100)), TEXT[:1, :120]
+    with torch.no_grad():
+        model.model(ids, past_key_values=cache)
+    spoilt = copy.deepcopy(cache)
+    for layer in spoilt.layers:
+        layer.rows.store.codes.fill_(0xA5)
+    want = generated(model, TEXT[0, :121], cache, max_new_tokens=8)
+    assert torch.equal(generated(model, TEXT[0, :121], spoilt, max_new_tokens=8), want)
+
+
+@pytest.mark.parametrize("kind", ["plain", "widths", "feedback"])
+def test_kernels(model: LoadedModel, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "ops_of", lambda _: KERNELS)
+    spec = spec_of(model) if kind == "plain" else transforms(kind, model)
+    ids, mask = TEXT[:, :50].clone(), torch.ones(2, 50, dtype=torch.int64)
+    ids[1, :20], mask[1, :20] = 0, 0
+    cache = cache_of(model, spec)
+    got = generated(model, ids, cache, attention_mask=mask, max_new_tokens=4)
+    assert got[0].tolist() == reference(model, TEXT[0, :50], spec)[:4]
+    assert got[1].tolist() == reference(model, TEXT[1, 20:50], spec)[:4]
+
+
+def test_bytes(model: LoadedModel) -> None:
+    cache = cache_of(model, spec_of(model))
+    with torch.no_grad():
+        model.model(TEXT[:, :200], past_key_values=cache)
+    assert (
+        0
+        < cache.nbytes
+        <= OscarCache.bytes_for(model.model.config, 200, batch=2, recipe=cache.recipe)
+    )
+    assert "200 tokens x 2" in cache.describe()
+    cache.reset()
+    assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
+
+
+def test_what_cannot_work_is_refused(model: LoadedModel) -> None:
+    spec = spec_of(model)
+    assert spec.k is not None and spec.v is not None
+    short = replace(spec.k, layers=spec.k.layers[:1])
+    with pytest.raises(GeometryMismatch):
+        OscarCache(model.model, short, spec.v, spec.recipe)
+    cache = cache_of(model, spec)
+    generated(model, TEXT[:, :20], cache)
+    with pytest.raises(UsageError):  # another batch
+        generated(model, TEXT[0, :90], cache)
+    rows = torch.zeros(1, 2, 3, 16, requires_grad=True)
+    with pytest.raises(UsageError):
+        cache_of(model, spec).update(rows, rows, 0)
+    right = torch.ones(2, 20, dtype=torch.int64)
+    right[1, -5:] = 0
+    with pytest.raises(UsageError):
+        generated(model, TEXT[:, :20], cache_of(model, spec), attention_mask=right)
+
+
+def test_attention_that_does_not_read_the_cache_is_found(model: LoadedModel) -> None:
+    """Of a model whose code does not ask transformers for its attention function."""
+    cache = cache_of(model, spec_of(model))
+    rows = torch.zeros(1, 2, 3, 16)
+    cache.update(rows, rows, 0)
+    with pytest.raises(UnsupportedModel):
+        cache.update(rows, rows, 1)
+
+
+def test_a_singular_pair_is_refused(model: LoadedModel) -> None:
+    spec = spec_of(model)
+    assert spec.k is not None and spec.v is not None
+    last = spec.k.layers[-1]
+    wrong = LayerTransform(last.layer_id, last.forward, 2 * last.partner)
+    with pytest.raises(Exception, match="identity"):
+        OscarCache(
+            model.model, replace(spec.k, layers=(*spec.k.layers[:-1], wrong)), spec.v, spec.recipe
+        )
