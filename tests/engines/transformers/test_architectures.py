@@ -1,0 +1,48 @@
+"""Models whose layers are not all of one kind: states, convolutions, sliding windows, caps, learned
+sinks, both kinds in one layer. And what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, shorten_chunks, write_architecture
+
+from oscar_zoo.artifact.formats import hadamard_set
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.evaluate.generate import greedy_generate
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.models.loading import load_model
+from oscar_zoo.transformers import OscarCache
+
+IDS = torch.randint(3, 2000, (300,), generator=torch.Generator().manual_seed(1))[:70]
+MIXED = (
+    "falcon_h1", "gemma2", "gemma3", "gemma4", "gpt_oss", "granite-4-h", "lfm2", "nemotron_h",
+    "qwen3_5_moe", "qwen3_next", "smollm3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_tokens_of_mixed_models(name: str, tmp_path: Path) -> None:
+    folder = shorten_chunks(write_architecture(name, tmp_path, dtype="float32"))
+    model = load_model(str(folder), dtype="float32")
+    windows, group = Windows(sink=4, recent=9), model.block.head_dim // 4
+    recipe = ServingRecipe(group_size=group, clip=Clip(k=0.96, v=0.92), windows=windows)
+    spec = CacheSpec(hadamard_set(model.block, "k"), hadamard_set(model.block, "v"), recipe)
+    want = greedy_generate(model, IDS.tolist(), cache=spec, max_new_tokens=16, chunk_size=len(IDS))
+    assert spec.k is not None and spec.v is not None
+    for way in ("keep", "auto"):
+        cache = OscarCache(model.model, spec.k, spec.v, recipe, attention=way)  # type: ignore[arg-type]
+        got = model.model.generate(
+            IDS[None], past_key_values=cache, max_new_tokens=16, do_sample=False,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        assert got[0, len(IDS) :].tolist() == want
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma3n"])
+def test_what_is_no_cache_of_rows_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel):
+        OscarCache.bytes_for(ARCHITECTURES[name].configuration(), 100)
