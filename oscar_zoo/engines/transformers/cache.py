@@ -32,13 +32,13 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
+from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import row_bytes
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import safe_part
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.transformers.attention import NAME
-from oscar_zoo.engines.transformers.layer import OscarLayer, with_state
+from oscar_zoo.engines.transformers.layer import NAME, OscarLayer, with_state
 from oscar_zoo.engines.transformers.rows import EXACT, GROWTH, LayerSpec
 from oscar_zoo.engines.transformers.steps import SPARE, Steps
 from oscar_zoo.errors import UnsupportedModel, UsageError
@@ -94,7 +94,7 @@ class OscarCache(Cache):  # type: ignore[misc]
         self.steps = Steps(None if attention_mask is None else attention_mask.long().argmax(1))
         self.waiting: OscarLayer | None = None
         """The layer whose tokens came and whose attention has not run."""
-        self._workspaces: dict[torch.device, Any] = {}
+        self._workspaces: dict[torch.device, tuple[int, Workspace]] = {}
         table = TransformTable.build(
             k, v, block.attention_layers, kv_heads=range(block.num_kv_heads), device="cpu"
         )
@@ -115,36 +115,21 @@ class OscarCache(Cache):  # type: ignore[misc]
         name_or_folder: str | Path,
         *,
         model: Any,
-        attention: Attention = "auto",
-        attention_mask: Tensor | None = None,
         hubs: str | Sequence[str] | None = None,
         observer: Observer = SILENT,
+        **options: Any,
     ) -> OscarCache:
         """The cache of a rotation by its name, which is pulled where it is not here, or in a
-        folder; both are verified. `hubs` and `observer` are as of `oscar_zoo.pull`."""
+        folder; both are verified. `hubs` and `observer` are as of `oscar_zoo.pull`, and `options`
+        as of the class."""
         artifact = open_artifact(targets.parse(name_or_folder), Sources(hubs), observer)
-        return cls.from_artifact(
-            artifact, model=model, attention=attention, attention_mask=attention_mask
-        )
+        return cls.from_artifact(artifact, model=model, **options)
 
     @classmethod
-    def from_artifact(
-        cls,
-        artifact: Artifact,
-        *,
-        model: Any,
-        attention: Attention = "auto",
-        attention_mask: Tensor | None = None,
-    ) -> OscarCache:
+    def from_artifact(cls, artifact: Artifact, *, model: Any, **options: Any) -> OscarCache:
         """The same of a rotation that `oscar_zoo.pull` gave."""
         recipe = artifact.recipe or serving_recipe(None, block_of(model.config).geometry)
-        return cls(
-            model,
-            *artifact.rotations(),
-            recipe,
-            attention=attention,
-            attention_mask=attention_mask,
-        )
+        return cls(model, *artifact.rotations(), recipe, **options)
 
     @staticmethod
     def bytes_for(
@@ -157,7 +142,9 @@ class OscarCache(Cache):  # type: ignore[misc]
         specs, windows = layer_specs(block, recipe), recipe.windows
         token = block.num_kv_heads * sum(row_bytes(side) for both in specs for side in both)
         kept = windows.sink + windows.recent + SPARE
-        exact = len(specs) * block.num_kv_heads * sum(block.head_dims) * _itemsize(config) * kept
+        dtype = getattr(config, "dtype", None) or torch.bfloat16
+        row = sum(block.head_dims) * int(EXACT.get(dtype, dtype).itemsize)
+        exact = len(specs) * block.num_kv_heads * row * kept
         return batch * (token * (tokens + GROWTH) + exact)
 
     # What layers ask
@@ -179,21 +166,16 @@ class OscarCache(Cache):  # type: ignore[misc]
                 "an INT2 cache takes no gradients and no compiled forward pass.",
                 hint="model.generate, or torch.no_grad() around the call",
             )
-        block, rows = self.block, layer.rows
-        batch = len(key) if rows is None else rows.batch
-        heads = (batch, block.num_kv_heads)
-        want = (*heads, block.head_dim), (*heads, block.v_head_dim)
-        found = tuple((*x.shape[:2], x.shape[3]) for x in (key, value))
-        if found != want:
+        block, batch = self.block, len(key) if layer.rows is None else layer.rows.batch
+        want = [(batch, block.num_kv_heads, width) for width in block.head_dims]
+        if (found := [(*x.shape[:2], x.shape[3]) for x in (key, value)]) != want:
             raise UsageError(
-                f"keys and values of layer {layer.index} are {found[0]} and {found[1]} (sequences,"
-                f" heads, channels), and this cache holds {want[0]} and {want[1]}.",
+                f"keys and values of layer {layer.index} are {found}, sequences, heads and"
+                f" channels, and this cache holds {want}.",
                 hint="make a cache for each batch; processes cannot share the heads of a layer",
             )
 
-    def workspace(self, numel: int, device: torch.device) -> Any:
-        from oscar_kernels.decode_attention.launcher import Workspace
-
+    def workspace(self, numel: int, device: torch.device) -> Workspace:
         kept = self._workspaces.get(device)
         if kept is None or kept[0] < numel:
             kept = self._workspaces[device] = numel, Workspace.allocate(numel, device)
@@ -233,14 +215,13 @@ class OscarCache(Cache):  # type: ignore[misc]
     def describe(self) -> str:
         """One line: tokens, bytes, and how many BF16 would take."""
         block, tokens = self.block, self.get_seq_length(self.block.attention_layers[0])
-        sequences = max(1, len(self.steps.pads))
+        batch = max(1, len(self.steps.pads))
         row = 2 * block.num_kv_heads * sum(block.head_dims) * len(block.attention_layers)
-        plain = row * tokens * sequences
-        less = f", {plain / self.nbytes:.1f} times as much" if self.nbytes else ""
+        plain, own = row * tokens * batch, max(1, self.nbytes)
         return (
-            f"{tokens:,} tokens x {sequences} of {block.id} in {self.nbytes / MB:,.1f} MB"
-            f" ({self.recipe.bits_per_element:.2f} bits per element and windows); BF16 takes"
-            f" {plain / MB:,.1f} MB{less}"
+            f"{tokens:,} tokens x {batch} in {self.nbytes / MB:,.1f} MB with windows; BF16 takes"
+            f" {plain / MB:,.1f} MB, {plain / own:.1f} times as much"
+            f" ({self.recipe.bits_per_element:.2f} bits per element, {block.id})"
         )
 
     def __repr__(self) -> str:
@@ -262,11 +243,6 @@ def layer_specs(block: ModelBlock, recipe: ServingRecipe) -> list[tuple[Any, Any
         (recipe.quant_spec("k", block.head_dim, i), recipe.quant_spec("v", block.v_head_dim, i))
         for i in range(len(block.attention_layers))
     ]
-
-
-def _itemsize(config: Any) -> int:
-    dtype = getattr(config, "dtype", None) or torch.bfloat16
-    return int(EXACT.get(dtype, dtype).itemsize)
 
 
 def _replaced(layers: list[Any], index: int, ours: OscarLayer) -> Any:

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from oscar_kernels.quantizer import unpack
 from oscar_kernels.spec import QuantSpec, code_bytes
 from oscar_zoo.engines.transformers.rows import Rows
 from oscar_zoo.models.attention import Softmax
 
-BLOCK = 2048
-"""Tokens whose codes are made numbers at once."""
+BLOCK = 1 << 19
+"""Channels that are made numbers at once, 1 MB."""
 
 
 def attend(rows: Rows, query: Tensor, softmax: Softmax, shift: Tensor | None) -> Tensor:
@@ -81,28 +80,36 @@ def _mask(
 def _blocks(
     rows: Rows, b: int, tokens: range, spec: QuantSpec, part: tuple[slice, slice]
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Codes `[H, groups, n, channels]` float32 of keys or values, with scales and offsets, `[H,
-    groups, 1, n]`, of stretches of `tokens`; the slice is of `tokens`."""
+    """Codes of keys or values, `[4, H, n, quarter of a row]` float32, with scales and offsets,
+    `[groups, H, 1, n]`, of stretches of `tokens`; the slice is of `tokens`."""
     codes, affine = (
         x.unflatten(0, (-1, rows.batch))[tokens.start : tokens.stop, b, :, own]
         for x, own in zip((rows.store.codes, rows.store.affine), part, strict=True)
     )
-    for first in range(0, len(tokens), BLOCK):
-        own = slice(first, first + BLOCK)
-        numbers = unpack(codes[own], spec.bits).float().unflatten(-1, (spec.num_groups, -1))
-        both = affine[own].float().unflatten(-1, (spec.num_groups, 1, 2)).permute(4, 1, 2, 3, 0)
-        yield own, numbers.permute(1, 2, 0, 3), both[0], both[1]
+    size, quarter = max(1, BLOCK // (codes.shape[1] * spec.head_dim)), spec.head_dim // 4
+    for first in range(0, len(tokens), size):
+        own = slice(first, first + size)
+        packed = codes[own].transpose(0, 1).contiguous().unflatten(-1, (-1, quarter))
+        numbers = affine.new_empty(4, *packed.shape[:2], quarter, dtype=torch.float32)
+        for at in range(4):  # a copy for each, because whole quarters are contiguous
+            byte, index = divmod(at, 8 // spec.bits)
+            shifted = packed[:, :, byte] >> spec.bits * index
+            numbers[at].copy_(shifted.bitwise_and_(spec.levels - 1))
+        both = affine[own].float().unflatten(-1, (spec.num_groups, 2)).permute(3, 2, 1, 0)
+        yield own, numbers, *both[:, :, :, None]
 
 
 def _products(rows: Rows, b: int, tokens: range, query: Tensor) -> Tensor:
     """Products with keys, `[H, M, n]`, of a query `[H, M, d]`."""
     spec = rows.spec.k
     part = slice(0, code_bytes(spec)), slice(0, 2 * spec.num_groups)
-    q = query.unflatten(-1, (spec.num_groups, -1)).transpose(1, 2)
-    sums = q.sum(-1, keepdim=True)
+    q = query.unflatten(-1, (4, -1)).permute(2, 0, 1, 3).contiguous()
+    by_group = spec.num_groups, 4 // spec.num_groups
+    sums = q.sum(-1, keepdim=True).unflatten(0, by_group).sum(1)
     found = query.new_empty(*query.shape[:2], len(tokens))
     for own, codes, scale, offset in _blocks(rows, b, tokens, spec, part):
-        found[..., own] = torch.addcmul(sums * offset, q @ codes.mT, scale).sum(1)
+        products = (q @ codes.mT).unflatten(0, by_group).sum(1)
+        found[..., own] = torch.addcmul(sums * offset, products, scale).sum(0)
     return found
 
 
@@ -110,9 +117,9 @@ def _sums(rows: Rows, b: int, tokens: range, weights: Tensor) -> Tensor:
     """Weighted sums of values, `[H, M, dv]`, for weights `[H, M, n]`."""
     spec, k = rows.spec.v, rows.spec.k
     part = slice(code_bytes(k), None), slice(2 * k.num_groups, None)
-    total = weights.new_zeros(len(weights), spec.num_groups, weights.shape[1], spec.group_size)
+    total = weights.new_zeros(4, *weights.shape[:2], spec.head_dim // 4)
     for own, codes, scale, offset in _blocks(rows, b, tokens, spec, part):
-        w = weights[:, None, :, own]
-        total += (w * scale) @ codes
-        total += (w * offset).sum(-1, keepdim=True)
-    return total.transpose(1, 2).flatten(2)
+        w = weights[..., own]
+        of_groups = torch.stack([w * scale, w * offset]).repeat_interleave(4 // spec.num_groups, 1)
+        total += of_groups[0] @ codes + of_groups[1].sum(-1, keepdim=True)
+    return total.permute(1, 2, 0, 3).flatten(2)

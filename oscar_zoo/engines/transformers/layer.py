@@ -1,4 +1,5 @@
-"""The INT2 cache of one attention layer, as transformers asks for it."""
+"""The INT2 cache of one attention layer as transformers asks for it, and the attention function
+`oscar_int2`, which reads it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from oscar_kernels.cache import MOST_DRAFTS, Drafts
 from oscar_kernels.decode_attention.launcher import LARGEST_GROUP
@@ -23,6 +26,7 @@ from oscar_zoo.runtime.dispatch import KERNELS
 if TYPE_CHECKING:
     from oscar_zoo.engines.transformers.cache import OscarCache
 
+NAME = "oscar_int2"
 MARK = "_oscar_layer"
 """Attribute of the very keys that a model hands from `update` to its attention function."""
 CROPS_TO_LENGTH = "max_length" in inspect.signature(DynamicLayer.crop).parameters
@@ -33,7 +37,7 @@ number."""
 class OscarLayer(DynamicLayer):  # type: ignore[misc]
     """One attention layer of an `OscarCache`.
 
-    With the attention function of `attention.py`, `update` only keeps the new tokens, and `attend`
+    With the attention function `oscar_int2`, `update` only keeps the new tokens, and `attend`
     does all else, because it has the queries and the mask. With any other one `update` gives all
     rows in the model's own basis.
     """
@@ -54,15 +58,6 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         return 0 if self.rows is None else self.rows.length
-
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        new = query_length if isinstance(query_length, int) else len(query_length)
-        return self.get_seq_length() + new, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         self.owner.check_update(self, key_states, value_states)
@@ -201,6 +196,25 @@ def _turned(x: Tensor, matrix: Tensor, mean: Tensor | None = None) -> Tensor:
     wide = x.float().unflatten(1, (len(matrix), -1))
     wide = wide if mean is None else wide - mean.unflatten(0, (len(mean), 1))[:, :, None]
     return (wide @ matrix[:, None]).flatten(1, 2).to(x.dtype)
+
+
+def oscar_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Exact for what is no layer of an `OscarCache`, such as sliding windows and other caches."""
+    layer = getattr(key, MARK, None)
+    if layer is None:
+        return exact_attention(module, query, key, value, attention_mask, **rest)
+    return layer.attend(module, query, attention_mask, rest), None
+
+
+AttentionInterface.register(NAME, oscar_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)  # else sliding layers get no mask
 
 
 def with_state(stock: Any, layer: OscarLayer) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad as padded
+from torch.nn.utils.rnn import pad_sequence
 
 from oscar_kernels.cache import BatchView, Transforms, WindowState, allocate
 from oscar_kernels.spec import QuantSpec
@@ -151,24 +151,14 @@ class Rows:
     def read(self, reader: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Transformed rows of all tokens, `[B, num_kv_heads, n, channels]`, as a sequence of
         `reader` tokens reads them. Those of padding are zeros."""
-        pads, heads, n = self.steps.pads, self.store.num_kv_heads, self.length
-        tokens = n * len(pads) - sum(pads)
-        like = {"dtype": dtype, "device": self.device}
-        outs = [torch.empty(tokens, heads, x.head_dim, **like) for x in (self.spec.k, self.spec.v)]
+        lengths = [self.length - pad for pad in self.steps.pads]
+        found = []
+        for spec in (self.spec.k, self.spec.v):
+            shape = sum(lengths), self.store.num_kv_heads, spec.head_dim
+            found.append(torch.empty(shape, dtype=dtype, device=self.device))
         view = self.view(reader - self.store.recent)
-        self.ops.materialize(self.store, view, out_k=outs[0], out_v=outs[1])
-        if not any(pads):
-            k, v = (x.unflatten(0, (-1, n)) for x in outs)
-        else:
-            k, v = (
-                torch.stack(
-                    [
-                        padded(own, (0, 0, 0, 0, pad, 0))
-                        for own, pad in zip(x.split([n - pad for pad in pads]), pads, strict=True)
-                    ]
-                )
-                for x in outs
-            )
+        self.ops.materialize(self.store, view, out_k=found[0], out_v=found[1])
+        k, v = (pad_sequence(x.split(lengths), True, padding_side="left") for x in found)
         return k.transpose(1, 2), v.transpose(1, 2)
 
     @in_place
