@@ -58,6 +58,11 @@ class OscarZooError(Exception):
         """What to do, for people: suggestions, advice and the next step in one line."""
         return rendered(self.suggestions, self.advice, self.next_step)
 
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        """What a traceback shows below the message: of a worker, or in a notebook."""
+        return [f"hint: {self.hint}"] if self.hint else []
+
     def advise(self, advice: str | None = None, *, next_step: NextStep | None = None) -> None:
         self.suggestions, self.advice, self.next_step = (), advice, next_step
 

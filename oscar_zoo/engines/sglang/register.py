@@ -40,10 +40,7 @@ def _asks_for_int2(argv: Sequence[str]) -> bool:
 
 def show_errors_in_one_line() -> None:
     """Show uncaught errors of ours as `oscar-zoo` shows them, in one line on stderr in place of a
-    traceback; other errors stay as they were. The tracebacks that SGLang logs for its workers end
-    with the hint."""
-    hints = property(lambda error: [f"hint: {error.hint}"] if error.hint else [])
-    setattr(OscarZooError, "__notes__", hints)  # noqa: B010 (a class has no such attribute to assign)
+    traceback; other errors stay as they were."""
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -39,7 +39,7 @@ from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import safe_part
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.transformers.layer import NAME, OscarLayer, with_state
-from oscar_zoo.engines.transformers.rows import EXACT, GROWTH, LayerSpec
+from oscar_zoo.engines.transformers.rows import EXACT, GROWTH, LayerSpec, Rows
 from oscar_zoo.engines.transformers.steps import SPARE, Steps
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models.geometry import model_block
@@ -94,7 +94,7 @@ class OscarCache(Cache):  # type: ignore[misc]
         self.steps = Steps(None if attention_mask is None else attention_mask.long().argmax(1))
         self.waiting: OscarLayer | None = None
         """The layer whose tokens came and whose attention has not run."""
-        self._workspaces: dict[torch.device, tuple[int, Workspace]] = {}
+        self._workspaces: dict[tuple[torch.device, int, int], Workspace] = {}
         table = TransformTable.build(
             k, v, block.attention_layers, kv_heads=range(block.num_kv_heads), device="cpu"
         )
@@ -175,11 +175,13 @@ class OscarCache(Cache):  # type: ignore[misc]
                 hint="make a cache for each batch; processes cannot share the heads of a layer",
             )
 
-    def workspace(self, numel: int, device: torch.device) -> Workspace:
-        kept = self._workspaces.get(device)
-        if kept is None or kept[0] < numel:
-            kept = self._workspaces[device] = numel, Workspace.allocate(numel, device)
-        return kept[1]
+    def workspace(self, rows: Rows, num_q_heads: int, new: int) -> Workspace:
+        """For `new` tokens of every sequence; layers of a device share it."""
+        kind = rows.device, rows.batch, new
+        if kind not in self._workspaces:
+            need, _ = rows.ops.workspace_numel(rows.store, num_q_heads, rows.batch, new, 1)
+            self._workspaces[kind] = Workspace.allocate(need, rows.device)
+        return self._workspaces[kind]
 
     # What transformers and users ask
 

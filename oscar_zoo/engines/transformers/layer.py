@@ -150,11 +150,10 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         own = engine.Softmax(softmax.scaling, softmax.cap or 0.0, softmax.sinks)
         plain = query.transpose(1, 2).flatten(0, 1)
         chain: dict[str, Any] = {"drafts": Drafts(new)} if new > 1 else {"prefix_stable": True}
-        need, _ = rows.ops.workspace_numel(rows.store, heads, batch, new, 1)
         out = rows.ops.decode(
             by_sequence.contiguous(), rows.store, rows.view(), sm_scale=own.scale,
             logit_cap=own.cap, sink_logits=own.sink_logits(plain, rows.spec.transforms.k_mean),
-            o_partner=partner, workspace=self.owner.workspace(need, rows.device), **chain,
+            o_partner=partner, workspace=self.owner.workspace(rows, heads, new), **chain,
         )  # fmt: skip
         return out.unflatten(0, (batch, new)).to(query.dtype)
 

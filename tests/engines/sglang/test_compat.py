@@ -14,7 +14,7 @@ from forked_commands import forked
 
 from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.engines.sglang.register import register
-from oscar_zoo.errors import OscarZooError, UnsupportedMachine
+from oscar_zoo.errors import UnsupportedMachine
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,6 @@ def process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A plugin changes how its process shows errors; this process goes on with other tests."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     yield
-    if "__notes__" in vars(OscarZooError):
-        del OscarZooError.__notes__
 
 
 NEXT = ".".join([*RELEASES[-1].split(".")[:2], str(int(RELEASES[-1].split(".")[2]) + 1)])
