@@ -74,7 +74,7 @@ def test_the_time_of_a_recorded_computation_never_grows_by_more_than_a_third(
                 assert left is not None
                 totals.append(clock.now + left)
                 assert totals[-1] <= 4 / 3 * min(totals), (phase, done)
-    assert 0.9 * totals[0] > clock.now > 0.9 * totals[-1]
+    assert totals[0] == pytest.approx(clock.now, rel=1 / 3)
 
 
 def test_more_work_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,8 @@ def test_tuning_counts_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
         return found.seconds
 
     assert seconds(1e11) > seconds(1e11, tune=False)
-    assert seconds(1e9) == seconds(1e9, tune=False)
-    assert seconds(1e9, method="wush-tuned") > seconds(1e9, method="wush") + LONGEST_TUNING
+    assert seconds(5e8) == seconds(5e8, tune=False)
+    assert seconds(5e8, method="wush-tuned") > seconds(5e8, method="wush") + LONGEST_TUNING
     assert seconds(1e11, fast=True) == seconds(1e11, fast=True, tune=False)
 
 
