@@ -188,7 +188,6 @@ class OscarCache(Cache):  # type: ignore[misc]
     def reset(self) -> None:
         super().reset()
         self.waiting = None
-        self.steps.forget()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.steps.select(beam_idx)
@@ -206,7 +205,7 @@ class OscarCache(Cache):  # type: ignore[misc]
     def __deepcopy__(self, memo: dict[int, Any]) -> OscarCache:
         made = memo[id(self)] = type(self).__new__(type(self))
         memo[id(self._config)] = self._config  # it says how the model attends now
-        made.__dict__ = copy.deepcopy(self.__dict__, memo)
+        made.__dict__ = copy.deepcopy(self.__dict__ | {"_workspaces": {}}, memo)
         return made
 
     @property

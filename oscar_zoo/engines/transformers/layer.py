@@ -70,7 +70,7 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
             return marked, value_states
         rows, new = self._rows, key_states.shape[2]
         if not rows.length:
-            self.owner.steps.begin(len(key_states), None)
+            self._begin(len(key_states), None)
             rows.write(key_states, value_states)
             return key_states, value_states
         # A token that is decoded counts itself in the window; a chunk reads the window before it.
@@ -105,6 +105,10 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
     def nbytes(self) -> int:
         return 0 if self.rows is None else self.rows.nbytes
 
+    def _begin(self, batch: int, mask: Tensor | None) -> None:
+        if self.index == self.owner.block.attention_layers[0]:  # for all layers
+            self.owner.steps.begin(batch, mask)
+
     @property
     def _rows(self) -> Rows:
         assert self.rows is not None
@@ -124,7 +128,7 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         (key, value), self._new, self.owner.waiting = self._new, None, None
         rows, new = self._rows, query.shape[2]
         if not rows.length:
-            self.owner.steps.begin(len(key), mask)
+            self._begin(len(key), mask)
             rows.write(key, value)
             found: Tensor = exact_attention(module, query, key, value, mask, **given)[0]
             return found

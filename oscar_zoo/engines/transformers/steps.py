@@ -27,24 +27,21 @@ class Steps:
     """Slots and lists of one step at a time: the first layer makes them, the others take them."""
 
     def __init__(self, pads: Tensor | None) -> None:
-        """`pads`, `[B]`, are the tokens of padding of each sequence; `None` while unknown."""
-        self.known = pads is not None
+        """`pads`, `[B]`, are the tokens of padding of each sequence; `None` where a mask tells."""
+        self._given = pads is not None
         self.pads: tuple[int, ...] = () if pads is None else tuple(pads.tolist())
         self._kept: dict[tuple[str, torch.device], tuple[Any, Any]] = {}
 
     def begin(self, batch: int, mask: Tensor | None) -> None:
         """A batch begins; `mask`, `[B, 1, T, T]` bool, is true where a token sees another one."""
-        if not self.known:
-            self.pads, self.known = _pads(batch, mask), True
+        self._kept.clear()
+        if not self._given:
+            self.pads = _pads(batch, mask)
         elif len(self.pads) != batch:
             raise UsageError(
                 f"this cache was made for {len(self.pads)} sequences, and {batch} came.",
                 hint="make a cache for each batch",
             )
-
-    def forget(self) -> None:
-        """The next batch may have other padding, unless it was given."""
-        self._kept.clear()
 
     def select(self, indices: Tensor) -> None:
         """The sequences of the batch are `indices` of those before."""

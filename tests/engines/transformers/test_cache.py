@@ -200,7 +200,7 @@ def test_beams_and_a_copied_beginning(model: LoadedModel) -> None:
     ]
     assert torch.equal(*ways)
     start = cache_of(model, spec_of(model))
-    with torch.no_grad():
+    with torch.inference_mode():
         model.model(TEXT[:1, :60], past_key_values=start)
     both = [torch.cat([TEXT[0, :60], TEXT[1, at : at + 40]]) for at in (0, 100)]
     copies = [generated(model, text, copy.deepcopy(start)) for text in both]
@@ -214,6 +214,14 @@ def test_prompt_lookup(model: LoadedModel) -> None:
     spec, ids = spec_of(model), TEXT[0, :30].repeat(4)
     got = generated(model, ids, cache_of(model, spec), prompt_lookup_num_tokens=3, eos_token_id=0)
     assert got[0].tolist() == reference(model, ids, spec)
+
+
+def test_an_assistant(model: LoadedModel) -> None:
+    """It verifies its first guesses with the prompt, which is read exactly: so all of it is."""
+    wide, ids = spec_of(model, sink=200, recent=200), TEXT[0, :60]
+    exact = generated(model, ids, DynamicCache(config=model.model.config))
+    options: dict[str, Any] = {"assistant_model": model.model, "eos_token_id": 0}
+    assert torch.equal(generated(model, ids, cache_of(model, wide), **options), exact)
 
 
 def test_rows_in_windows_are_not_read_as_codes(model: LoadedModel) -> None:
@@ -239,7 +247,7 @@ def test_kernels(model: LoadedModel, kind: str, monkeypatch: pytest.MonkeyPatch)
     assert got[1].tolist() == reference(model, TEXT[1, 20:50], spec)[:4]
 
 
-def test_bytes(model: LoadedModel) -> None:
+def test_bytes_and_another_batch(model: LoadedModel) -> None:
     cache = cache_of(model, spec_of(model))
     with torch.no_grad():
         model.model(TEXT[:, :200], past_key_values=cache)
@@ -251,6 +259,10 @@ def test_bytes(model: LoadedModel) -> None:
     assert "200 tokens x 2" in cache.describe()
     cache.reset()
     assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
+    mask = torch.ones(3, 30, dtype=torch.int64)  # the next batch has other padding
+    mask[1, :12] = 0
+    got = generated(model, TEXT[[0, 1, 0], :30], cache, attention_mask=mask)
+    assert got[1].tolist() == reference(model, TEXT[1, 12:30], spec_of(model))
 
 
 def test_what_cannot_work_is_refused(model: LoadedModel) -> None:
