@@ -60,23 +60,11 @@ def parse_bits(text: str | None) -> float | Literal["auto"] | None:
         return None
     if text == "auto":
         return "auto"
-    wanted = "2 or 4 for all codes, a budget such as 2.75, or auto"
-    return _real(text, "--bits", "a number of bits", wanted)
-
-
-def parse_percent(text: str | None, option: str = "--max-loss") -> float | None:
-    """The value of an option in percent, with or without the sign; `None` if it was not given."""
-    if text is None:
-        return None
-    what = "a number in percent"
-    return _real(text.removesuffix("%").strip(), option, what, f"{what} such as 0.1%")
-
-
-def _real(text: str, option: str, what: str, wanted: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UsageError(f"{option} {text!r} is not {what}.", hint=f"use {wanted}")
+        hint = "use 2 or 4 for all codes, a budget such as 2.75, or auto"
+        raise UsageError(f"--bits {text!r} is not a number of bits.", hint=hint)
     return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -52,12 +51,12 @@ class Job(ComputeParams):
     @cached_property
     def wish(self) -> WidthWish | None:
         """Bits of codes to choose per layer and side; `None` for 2 bits everywhere."""
-        return width_wish(self.bits, self.max_loss)
+        return width_wish(self.bits)
 
     @property
     def raises(self) -> bool:
         """Whether nobody asked for 2 bits: where they fail their gates, layers get more."""
-        return self.bits is None and self.max_loss is None
+        return self.bits is None
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -158,11 +157,9 @@ ALL_TWO, ALL_FOUR = 2.0, 4.0
 @dataclass(frozen=True)
 class WidthWish:
     """At most so many average bits of an element, scales and offsets included (`ALL_FOUR` gives all
-    codes 4 bits); or the fewest bits with at most this rise of perplexity over BF16, in percent; or
-    the fewest that pass the gates of `rule`."""
+    codes 4 bits), or the fewest that pass the gates of `rule`."""
 
     bits: float | None = None
-    max_loss: float | None = None
     auto: bool = False
 
     @property
@@ -173,8 +170,6 @@ class WidthWish:
     @property
     def option(self) -> str:
         """As on the command line."""
-        if self.max_loss is not None:
-            return f"--max-loss {self.max_loss:g}%"
         return "--bits auto" if self.auto else f"--bits {self.bits:g}"
 
 
@@ -182,22 +177,11 @@ INSTEAD = WidthWish(auto=True)
 """What is tried where codes of 2 bits do not pass their gates and nobody asked for them."""
 
 
-def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> WidthWish | None:
-    """The wish of two options; `None` for codes of 2 bits everywhere."""
-    if bits is not None and max_loss is not None:
-        raise UsageError("--bits and --max-loss exclude each other.", hint="give one of the two")
+def width_wish(bits: float | Literal["auto"] | None) -> WidthWish | None:
+    """The wish of an option; `None` for codes of 2 bits everywhere."""
     if bits == "auto":
         return WidthWish(auto=True)
-    if bits is not None:
-        return None if bits == ALL_TWO else WidthWish(bits=float(bits))
-    if max_loss is None:
-        return None
-    if not (math.isfinite(max_loss) and 0 < max_loss <= 100):
-        raise UsageError(
-            f"--max-loss {max_loss:g} is no rise of perplexity.",
-            hint="use percent above 0, such as 0.1%",
-        )
-    return WidthWish(max_loss=max_loss)
+    return None if bits in (None, ALL_TWO) else WidthWish(bits=float(bits))
 
 
 def possible_bits(recipe: ServingRecipe, geometry: Geometry) -> tuple[float, float]:

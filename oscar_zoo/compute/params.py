@@ -106,14 +106,6 @@ class ComputeParams:
     model_id: Annotated[str | None, Opt("Identity to record for a local folder.", "ORG/NAME")] = (
         None
     )
-    max_loss: Annotated[
-        float | None,
-        Opt(
-            "In place of --bits: the fewest bits that raise perplexity by no more, such as 0.1%.",
-            "PERCENT",
-            read="oscar_zoo.cli.options:parse_percent",
-        ),
-    ] = None
     allow_poor: Annotated[bool, Opt("Write a result that fails its quality gates.")] = False
     output: Output = None
     revision: Annotated[str | None, Opt("Commit of a model on a hub.", "COMMIT")] = None
@@ -171,10 +163,10 @@ class ComputeCommand(ComputeParams):
             raise UsageError(
                 "no model is given.", hint="oscar-zoo compute MODEL, or --model-path MODEL"
             )
-        if self.compat and (self.bits is not None or self.max_loss is not None):
+        if self.compat and self.bits is not None:
             raise UsageError(
                 "the OSCAR server reads codes of 2 bits only, so --compat has no other bits.",
-                hint="leave out --compat, or --bits and --max-loss",
+                hint="leave out --compat, or --bits",
             )
         given = {one.name: getattr(self, one.name) for one in fields(ComputeParams)}
         given |= {"model": model, "tune": not self.no_tune}

@@ -13,6 +13,8 @@ prefix-cache hit finds its sinks again. The rules:
   block holds.
 * A block without rows is idle. It stays shareable until a new block is needed; the least recently
   used one goes first. Its next owner writes it in a later step than everybody who still reads it.
+* What a block held that was given away is kept in the host's memory, where there is room. A hit
+  takes it back into another block, in front of its first step.
 * Row 0 is the padding row and block 0 its dummy. Neither is ever given away.
 
 Every decision follows from what the scheduler of each rank does in the same order, so all ranks
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 Key: TypeAlias = tuple[Hashable, tuple[int, ...]]
@@ -51,13 +53,17 @@ class PromptKey:
 
 @dataclass(frozen=True)
 class Place:
-    """The sinks of the new owner of `row` are positions `[sink_from, width)` of `block`. `donor` is
-    the block to copy from first. All copies of a step read before any of them writes."""
+    """The sinks of the new owner of `row` are positions `[sink_from, width)` of `block`. In front
+    of the step, what it held goes to `saved` on the host, and what `donor` or `host` holds is
+    copied into it. All copies of a step read blocks before any of them writes one; none writes to a
+    place on the host that another one reads."""
 
     row: int
     block: int
     sink_from: int
     donor: int | None = None
+    saved: int | None = None
+    host: int | None = None
 
 
 @dataclass
@@ -75,17 +81,18 @@ NOBODY = PromptKey(None, (), 0)
 class SinkBlocks:
     """The blocks of one worker, of `width` tokens (0 turns everything off), the dummy included; at
     least one more than there are rows to use. `recent`: tokens that a prefix hit must prefill
-    again, or `None` if hits use what they find.
+    again, or `None` if hits use what they find. `host`: blocks that the host keeps beside them.
 
-    Counted are requests: `hits` share a block; `misses` have at least `width` tokens and got a
-    block of their own; of these `forced_misses` had a shared block that was given away, so that
-    their whole prompt was prefilled; `lost` are hits without a block, whose first tokens are read
-    as INT2, 0 with `recent`.
+    Counted are requests: `hits` share a block, `host_hits` of these one that comes back from the
+    host; `misses` have at least `width` tokens and got a block of their own; of these
+    `forced_misses` had a shared block that was given away, so that their whole prompt was
+    prefilled; `lost` are hits without a block, whose first tokens are read as INT2, 0 with
+    `recent`.
     """
 
-    def __init__(self, width: int, num_blocks: int, recent: int | None) -> None:
-        self.width, self.num_blocks, self.recent = width, num_blocks, recent
-        self.hits = self.misses = self.forced_misses = self.lost = 0
+    def __init__(self, width: int, num_blocks: int, recent: int | None, host: int = 0) -> None:
+        self.width, self.num_blocks, self.recent, self.host = width, num_blocks, recent, host
+        self.hits = self.misses = self.forced_misses = self.lost = self.host_hits = 0
         self.asking: PromptKey | None = None
         """The request whose prefix the engine looks up at the moment."""
         self.flush()
@@ -99,7 +106,7 @@ class SinkBlocks:
         return len(self._idle)
 
     def counts(self) -> dict[str, int]:
-        names = ("in_use", "idle", "hits", "misses", "forced_misses", "lost")
+        names = ("in_use", "idle", "hits", "misses", "forced_misses", "lost", "host_hits")
         return {name: int(getattr(self, name)) for name in names}
 
     def flush(self) -> None:
@@ -111,6 +118,8 @@ class SinkBlocks:
         self._rows: dict[int, _RowState] = {}
         self._expected: dict[int, PromptKey] = {}
         self._given_away: OrderedDict[Key, None] = OrderedDict()
+        self._on_host: OrderedDict[Key, int] = OrderedDict()  # least recently used first
+        self._free_on_host = list(range(self.host))
 
     def reprefill_tail(
         self, prompt: PromptKey | None, page_size: int = 1, tail: int | None = None
@@ -129,7 +138,11 @@ class SinkBlocks:
         if prompt is None or self.width == 0:
             return tail
         reach = max(0, prompt.length - tail) // page_size * page_size
-        return tail if reach >= self.width and prompt.key(self.width) in self._block_of else MISS
+        key = prompt.key(self.width) or NO_KEY
+        if key in self._on_host:
+            self._on_host.move_to_end(key)  # it is about to be taken back
+        there = key in self._block_of or key in self._on_host
+        return tail if reach >= self.width and there else MISS
 
     def admit(self, rows: Iterable[int], prompts: Iterable[PromptKey]) -> None:
         """Note that rows were given to requests with these prompts. The next step brings their
@@ -150,15 +163,18 @@ class SinkBlocks:
             for row, prefix in owners
             if prefix
         }
-        shared = {
-            row: self._share(row, prompts[row], found[row])
-            for row, prefix in owners
-            if prefix >= self.width
-        }
-        return [
-            shared.get(row) or self._own(row, prompts[row], prefix, found.get(row))
+        hits = [row for row, prefix in owners if prefix >= self.width]
+        shared = {row: self._share(row, prompts[row], found[row]) for row in hits}
+        keys = [prompts[row].key(self.width) for row, block in found.items() if block is None]
+        read = {key: self._on_host.pop(key) for key in keys if key and key in self._on_host}
+        for row in hits:
+            shared[row] = shared[row] or self._take_back(row, prompts[row], read)
+        places = [
+            shared.get(row) or self._own(row, prompts[row], prefix, found.get(row), read)
             for row, prefix in owners
         ]
+        self._free_on_host += read.values()  # from the next step on
+        return places
 
     def launched(self, rows: Sequence[int], ends: Sequence[int]) -> None:
         """Note that a prefill step is launched, after which the cache holds the first `ends` tokens
@@ -193,30 +209,54 @@ class SinkBlocks:
         self._rows[row] = _RowState(block, prompt, own=False, whole=True)
         return Place(row, block, 0)
 
-    def _own(self, row: int, prompt: PromptKey, prefix: int, donor: int | None) -> Place:
+    def _take_back(self, row: int, prompt: PromptKey, read: dict[Key, int]) -> Place | None:
+        """Share a block that the host kept, or that another row of the step has taken back."""
+        key = prompt.key(self.width) or NO_KEY
+        if key not in read or key in self._block_of:
+            return self._share(row, prompt, self._block_of.get(key))
+        block, saved = self._take()
+        self._block_of[key], self._key_of[block] = block, key
+        self.host_hits += 1
+        place = self._share(row, prompt, block)
+        return place and replace(place, saved=saved, host=read[key])
+
+    def _own(
+        self, row: int, prompt: PromptKey, prefix: int, donor: int | None, read: dict[Key, int]
+    ) -> Place:
         key = prompt.key(self.width)
+        host = read.get(key or NO_KEY) if prefix and donor is None else None
         if key is not None:
             self.misses += 1
             reaches = self.recent is not None and prompt.length - self.recent >= self.width
             self.forced_misses += prefix == 0 and reaches and key in self._given_away
-        block, whole = self._take(), prefix == 0 or donor is not None
+        (block, saved), whole = self._take(), prefix == 0 or (donor, host) != (None, None)
         self.lost += not whole
         self._readers[block] = 1
         self._rows[row] = _RowState(block, prompt, own=True, whole=whole)
-        return Place(row, block, 0 if whole else prefix, donor)
+        return Place(row, block, 0 if whole else prefix, donor, saved, host)
 
-    def _take(self) -> int:
+    def _take(self) -> tuple[int, int | None]:
+        """A block, and the place on the host for what it holds."""
         if self._free:
-            return self._free.pop()
+            return self._free.pop(), None
         if not self._idle:
             raise RuntimeError(f"all {self.num_blocks} sink blocks are in use")
         block, _ = self._idle.popitem(last=False)
         key = self._key_of.pop(block)
         del self._block_of[key]
-        self._given_away[key] = None
+        gone: Key | None = key
+        saved: int | None = None
+        if self._free_on_host:
+            gone, saved = None, self._free_on_host.pop()
+        elif self._on_host:
+            gone, saved = self._on_host.popitem(last=False)
+        if saved is not None:
+            self._on_host[key] = saved
+        if gone is not None:
+            self._given_away[gone] = None
         while len(self._given_away) > 4 * self.num_blocks:
             self._given_away.popitem(last=False)
-        return block
+        return block, saved
 
     def _publish(self, state: _RowState, key: Key | None) -> None:
         """Let others share a complete block, unless another block has the same content."""
@@ -226,6 +266,8 @@ class SinkBlocks:
         if present == state.block:
             self._key_of[present] = key
             self._given_away.pop(key, None)
+            if key in self._on_host:  # an old copy, of a prompt that was prefilled again
+                self._free_on_host.append(self._on_host.pop(key))
         elif present in self._idle:
             self._idle.move_to_end(present)
 

@@ -199,6 +199,15 @@ class WindowStore:
         dims = shape.k_head_dim, shape.v_head_dim
         self.ring_k, self.ring_v = (store(shape.num_rows, shape.ring_rows, dim) for dim in dims)
         self.sink_k, self.sink_v = (store(shape.num_blocks, shape.sink, dim) for dim in dims)
+        # Blocks that were given away; page-locked, so that copies do not hold up the host.
+        self._host: tuple[Tensor, ...] = ()
+        if self.sinks.host and shape.sink:
+            size = (self.sinks.host, shape.num_layers, shape.sink, shape.num_kv_heads)
+            pin = torch.device(device).type == "cuda"
+            self._host = tuple(
+                torch.empty(*size, dim, dtype=shape.dtype, device="cpu", pin_memory=pin)
+                for dim in dims
+            )
         self.ring_start = torch.zeros(shape.num_rows, dtype=torch.int32, device=device)
         self.sink_from = torch.zeros(shape.num_rows, dtype=torch.int32, device=device)
         self.sink_block = torch.zeros(shape.num_rows, dtype=torch.int32, device=device)
@@ -235,7 +244,16 @@ class WindowStore:
         )
         at = rows.long()
         self.ring_start[at], self.sink_from[at], self.sink_block[at] = firsts, froms, blocks
+        blocks = self.sink_k, self.sink_v
+        for store, host in zip(blocks, self._host, strict=False):
+            for place in places:
+                if place.saved is not None:
+                    host[place.saved].copy_(store[:, place.block], non_blocking=True)
         self._copy([(place.donor, place.block) for place in places if place.donor is not None])
+        for store, host in zip(blocks, self._host, strict=False):
+            for place in places:
+                if place.host is not None:
+                    store[:, place.block].copy_(host[place.host], non_blocking=True)
         self._copy_rings([(one.row, row) for row, one in kept.items() if one.row != row])
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:

@@ -3,18 +3,13 @@ time."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from pathlib import Path
 
 import pytest
 import torch
-import triton_interpreter
+import triton_interpreter  # noqa: F401
 
 from oscar_kernels import nvrtc
-
-if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    triton_interpreter.patch_once()
 
 
 @pytest.fixture(autouse=True)

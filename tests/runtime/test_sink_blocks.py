@@ -47,7 +47,7 @@ def test_the_second_request_shares_the_block_of_the_first() -> None:
     first = start(sinks, 1, LONG)
     assert sinks.reprefill_tail(prompt(LONG)) == RECENT
     assert start(sinks, 2, LONG, prefix=10) == Place(2, first.block, 0)
-    assert [*sinks.counts().values()] == [1, 0, 1, 1, 0, 0]
+    assert [*sinks.counts().values()] == [1, 0, 1, 1, 0, 0, 0]
     sinks.release(1, prompt(LONG))
     sinks.release(2, prompt(LONG))
     assert (sinks.in_use, sinks.idle) == (0, 1)
@@ -99,7 +99,7 @@ def test_idle_blocks_go_in_the_order_they_were_used() -> None:
     assert [sinks.reprefill_tail(prompt(text)) for text in texts] == [RECENT, MISS, RECENT, MISS]
     start(sinks, 2, texts[1])
     start(sinks, 2, texts[3])  # row 2 was reused without a word
-    assert [*sinks.counts().values()] == [2, 0, 1, 5, 1, 0]
+    assert [*sinks.counts().values()] == [2, 0, 1, 5, 1, 0, 0]
     with pytest.raises(RuntimeError, match="all 3 sink blocks are in use"):
         start(sinks, 3, texts[3])
 
@@ -161,6 +161,7 @@ class Engine:
     most: int
     rows: dict[int, Row] = field(default_factory=dict)
     cells: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    host: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     tree: set[tuple[int, ...]] = field(default_factory=set)
 
     def admit(self, texts: list[list[int]], chunk: int, loss: int) -> None:
@@ -184,10 +185,16 @@ class Engine:
 
     def copy(self, places: list[Place]) -> None:
         before = dict(self.cells)
+        read = {place.host for place in places} - {None}
+        assert not read & {place.saved for place in places}
         for place in places:
-            if place.donor is not None:
-                for at in range(self.sinks.width):
+            for at in range(self.sinks.width):
+                if place.donor is not None:
                     self.cells[place.block, at] = before[place.donor, at]
+                if place.saved is not None:
+                    self.host[place.saved, at] = before[place.block, at]
+                if place.host is not None:
+                    self.cells[place.block, at] = self.host[place.host, at]
 
     def step(self, rows: list[int], chunk: int) -> None:
         """Prefill up to `chunk` tokens more of these rows: everybody reads, then everybody
@@ -268,12 +275,13 @@ def run(sinks: SinkBlocks, calls: list[tuple[Any, ...]], rows: int = ROWS) -> No
     calls=st.lists(CALLS, min_size=20, max_size=60),
     idle=st.integers(0, 1),
     recent=st.sampled_from([1, None]),
+    host=st.integers(0, 3),
 )
 @settings(max_examples=300, deadline=None)
 def test_everybody_reads_their_own_first_tokens(
-    calls: list[Any], idle: int, recent: int | None
+    calls: list[Any], idle: int, recent: int | None, host: int
 ) -> None:
-    run(SinkBlocks(3, 1 + 2 + idle, recent), calls, rows=2)
+    run(SinkBlocks(3, 1 + 2 + idle, recent, host), calls, rows=2)
 
 
 def test_the_engine_notices_a_block_shared_too_early() -> None:

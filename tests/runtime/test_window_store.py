@@ -10,7 +10,7 @@ from torch import Tensor
 from oscar_kernels.cache import BatchView, LayerCache, TokenTargets, Transforms
 from oscar_kernels.reference import cached_rows, write_kv_int2
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.runtime.sink_blocks import PromptKey
+from oscar_zoo.runtime.sink_blocks import PromptKey, SinkBlocks
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 
 SINK, RECENT = 4, 6
@@ -160,3 +160,21 @@ def test_bytes_are_counted_before_they_are_allocated(dtype: torch.dtype) -> None
 def test_windows_that_cannot_hold_a_step_are_refused(recent: int, drafts: int) -> None:
     with pytest.raises(ValueError):
         WindowShape(1, 1, 1, 4, 4, 0, recent, torch.float32, drafts=drafts)
+
+
+def test_a_block_comes_back_from_the_host() -> None:
+    sinks = SinkBlocks(SINK, 1 + 2, RECENT, host=1)
+    side = WindowStore(WindowShape(2, 3, 2, 8, 12, SINK, RECENT, torch.float32), "cpu", sinks)
+    prompts = [PromptKey((), tuple(range(at, at + SINK)), 20) for at in (0, 100, 200)]
+    for at in (0, 1, 2, 0):  # the first block is given away in front of the third prompt
+        sinks.admit([1], [prompts[at]])
+        back = sinks.idle == 2 and at == 0
+        side.begin({1: 12 if back else 0})
+        for index in (0, 1) if not back else ():
+            k, v = rows(0, SINK)
+            record(side, index, 1, 0, k + 10 * at, v)
+        sinks.launched([1], [20])
+        sinks.release(1, prompts[at])
+    assert (sinks.host_hits, sinks.lost, int(side.sink_from[1])) == (1, 0, 0)
+    for index in range(2):
+        assert read(side, index, 1, 13)[0][:SINK, 0, 0].tolist() == [0, 1, 2, 3]

@@ -3,13 +3,15 @@
 While a kernel runs, the interpreter puts functions of its own in place of those of
 `triton.language`. It looks for them again at every call of a device function, of which a launch
 makes thousands. For every operation it builds types, and a type for every tuple of sizes in them.
-It computes every sum of integers twice.
+It computes every sum of integers twice. Who imports this has it faster from then on.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
+import os
 from typing import Any
 
 
@@ -149,3 +151,7 @@ def _equal_shapes_as_they_are() -> None:
         return pair
 
     TritonSemantic.broadcast_impl_value = fitted
+
+
+if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    patch_once()

@@ -34,7 +34,6 @@ from oscar_zoo.compute.select import rule
 from oscar_zoo.compute.select.choose import SAMPLE_BYTES, heldout_task, judged, recall_task
 from oscar_zoo.compute.select.decision import WIDTHS_RULE, Choice, WidthChoice
 from oscar_zoo.compute.select.rule import Verified, standard_error, worst
-from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.caches import CONTEXTS, bits_with_windows, stored_bits
 from oscar_zoo.evaluate.changed_layers import divergences_of_changes
 from oscar_zoo.evaluate.measure import (
@@ -163,13 +162,7 @@ def _within(runner: _Runner, curve: Curve) -> tuple[Curve, int, str]:
 
 def _fewest(runner: _Runner, curve: Curve) -> tuple[Curve, int, str]:
     """The fewest raises that are good enough: in growing strides until they are, then between."""
-    auto, slots = runner.wish.auto, len(curve.slots)
-    limit = rule.PERPLEXITY_PASS if auto else runner.wish.max_loss
-    assert limit is not None
-
-    def good(steps: int) -> bool:
-        raised = curve.raised(steps)
-        return runner.passes(raised) if auto else runner.rise(raised) <= limit
+    slots, limit = len(curve.slots), rule.PERPLEXITY_PASS
 
     # Perplexity's rise goes with the divergence, which has far less noise.
     rise, whole = runner.rise(NOTHING), curve.predicted(0).value
@@ -181,21 +174,15 @@ def _fewest(runner: _Runner, curve: Curve) -> tuple[Curve, int, str]:
     # Where single gains drown in the arithmetic of a small model the prediction does not fall.
     found = min(next(near, slots), max(1, slots // 8))
     bad, stride = -1, max(1, slots // 16)
-    while not good(found):
-        if found == slots and auto:
-            return curve, slots, "codes of 4 bits everywhere, which do not pass all gates"
+    while not runner.passes(curve.raised(found)):
         if found == slots:
-            raise ComputeFailed(
-                "codes of 4 bits everywhere raise perplexity by"
-                f" {runner.rise(runner.everything):.2f} %, more than {limit:g} %.",
-                hint="ask for a larger loss, or for smaller groups with --group-size",
-            )
+            return curve, slots, "codes of 4 bits everywhere, which do not pass all gates"
         bad, found, stride = found, min(found + stride, slots), 2 * stride
     while found - bad > max(1, slots // 30):
         middle = (found + bad) // 2
-        found, bad = (middle, bad) if good(middle) else (found, middle)
-    what = "that pass the gates" if auto else f"within {limit:g} % of perplexity"
-    return curve, found, f"the fewest bits {what}"
+        passes = runner.passes(curve.raised(middle))
+        found, bad = (middle, bad) if passes else (found, middle)
+    return curve, found, "the fewest bits that pass the gates"
 
 
 def divergence_prompts(heldout: HeldOut, windows: Windows) -> tuple[TaskPrompt, ...]:

@@ -259,7 +259,10 @@ SERVER = (
         _other_than("disaggregation_mode", "null"),
         "one server for prefill and decode",
     ),
-    _switch("--enable-hierarchical-cache", "host copies of slots would lose their scales"),
+    _switch(
+        "--enable-hierarchical-cache",
+        "its copies are rows of keys and values, not codes",
+    ),
     _switch("--enable-lmcache", "it copies slots out of the pool"),
     _switch("--enable-flexkv", "it copies slots out of the pool"),
     _switch("--enable-unified-cache-external-linker", "it copies slots out of the pool"),

@@ -50,7 +50,7 @@ ONLY = {
 """
 
 DESCRIBED = tuple(
-    "source sink recent idle_sinks bits k_clip v_clip group_size window_on_hit".split()
+    "source sink recent idle_sinks host_sinks bits k_clip v_clip group_size window_on_hit".split()
 )
 
 Origin = Literal["flag", "environment", "recipe", "default"]
@@ -89,6 +89,7 @@ class PluginSettings(RecipeValues):
     origins: Mapping[str, Origin]
     expected_digest: str | None = None
     idle_sinks: int | None = None  # one block per request
+    host_sinks: int | None = None  # as many as `worker.HOST_BYTES` hold
     window_on_hit: str = "recompute"
     canary_minutes: float = 10
     warnings: tuple[str, ...] = ()

@@ -34,6 +34,8 @@ FIRED: set[str] = set()
 """Hooks that ran in this process with int2."""
 BEFORE_BACKEND = frozenset({"rendezvous", "kv_dtype", "slot_bytes", "budget", "rows", "pool"})
 """Hooks that must have run when the attention backend is built."""
+HOST_BYTES = 1 << 30
+"""Of the host, for first tokens whose place on the GPU was given away."""
 FACTS: dict[str, Any] = {}
 """Numbers for reports that the hooks gave to SGLang."""
 
@@ -87,7 +89,7 @@ def fixed_memory(configurator: Any, *, num_rows: int) -> memory_plan.MemoryPlan:
 def make_stores(
     slots: SlotShape, windows: WindowShape, device: str
 ) -> tuple[SlotStore, WindowStore]:
-    owners = sink_blocks(windows), KeptRings(kept_by_hits(), windows.drafts)
+    owners = sink_blocks(windows, str(device)), KeptRings(kept_by_hits(), windows.drafts)
     return SlotStore(slots, device), WindowStore(windows, device, *owners)
 
 
@@ -127,8 +129,13 @@ def check_model(model_config: Any, args: Any = None) -> None:
     )
 
 
-def sink_blocks(shape: WindowShape) -> SinkBlocks:
-    return SinkBlocks(shape.sink, shape.num_blocks, served()[0].refilled or None)
+def sink_blocks(shape: WindowShape, device: str) -> SinkBlocks:
+    chosen = served()[0]
+    host = chosen.host_sinks
+    if host is None:  # by what is alike on all ranks, which must decide alike
+        usual = HOST_BYTES if device.startswith("cuda") else 0
+        host = usual // max(1, shape.sink * shape.token_bytes)
+    return SinkBlocks(shape.sink, shape.num_blocks, chosen.refilled or None, host)
 
 
 def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:

@@ -110,10 +110,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         env={**test_mode("poison", **tail_off), "OSCAR_INT2_RECENT_SIZE": "512"},
         job={"engine": INT2, "groups": windows},
     )
-    for name, mutant in (("few_blocks", ""), ("early", "publish_early")):
-        mode = test_mode(
-            "lossless", OSCAR_INT2_ROTATION_PATH=str(orthogonal), INT2_TEST_MUTANT=mutant
-        )
+    for name, mutant in (("few_blocks", ""), ("host_blocks", ""), ("early", "publish_early")):
+        host = "8" if name == "host_blocks" else "0"
+        own = {"INT2_TEST_MUTANT": mutant, "OSCAR_INT2_HOST_SINKS": host}
+        mode = test_mode("lossless", OSCAR_INT2_ROTATION_PATH=str(orthogonal), **own)
         engine = {**INT2, "max_running_requests": 3}
         runs.start(name, env={**mode, **few_blocks}, job={"engine": engine, "groups": evictions})
     yield runs
@@ -182,6 +182,14 @@ def test_a_lost_block_makes_the_prompt_start_again(engines: Engines) -> None:
     assert answers(stock, "cached", EVICTION_GROUPS)["gone"][1] > 96
     report = report_of(run)
     assert report["sinks"]["forced_misses"] >= 1
+
+
+def test_a_lost_block_comes_back_from_the_host(engines: Engines) -> None:
+    run, stock = engines.result("host_blocks"), engines.result("stock")
+    assert answers(run, names=EVICTION_GROUPS) == answers(stock, names=EVICTION_GROUPS)
+    assert answers(run, "cached", EVICTION_GROUPS)["gone"][1] > 96
+    sinks = report_of(run)["sinks"]
+    assert sinks["host_hits"] >= 1 and sinks["forced_misses"] == sinks["lost"] == 0
 
 
 def test_a_block_shared_too_early_is_noticed(engines: Engines) -> None:

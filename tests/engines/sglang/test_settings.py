@@ -45,9 +45,10 @@ def flags(*arguments: str, environ: dict[str, str] | None = None) -> dict[str, s
 def test_flag_beats_environment_beats_recipe_beats_default() -> None:
     """The defaults are the published recipe."""
     chosen = read_settings(DIR)
-    told = "sink 64, recent 256, idle_sinks None, bits 2, k_clip 0.96, v_clip 0.92, group_size None"
+    kept = "sink 64, recent 256, idle_sinks None, host_sinks None"
+    told = f"{kept}, bits 2, k_clip 0.96, v_clip 0.92, group_size None"
     parts = f"source /artifact, {told}, window_on_hit recompute".split(", ")
-    origins = ["environment"] + ["default"] * 8
+    origins = ["environment"] + ["default"] * 9
     assert chosen.describe() == ", ".join(f"{a} ({b})" for a, b in zip(parts, origins, strict=True))
     environ = {**DIR, "OSCAR_INT2_SINK_SIZE": "8", "SGLANG_MIXED_KV_RECENT_TOKENS": "99"}
     flags("--oscar-sink-size=16", environ=environ)

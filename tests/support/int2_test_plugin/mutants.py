@@ -57,8 +57,8 @@ class StaleWindows(WindowStore):
 class EarlySinks(SinkBlocks):
     """A block is shared as soon as it has an owner, with holes."""
 
-    def _own(self, row: int, prompt: PromptKey, prefix: int, donor: int | None) -> Place:
-        place = super()._own(row, prompt, prefix, donor)
+    def _own(self, row: int, prompt: PromptKey, *rest: Any) -> Place:
+        place = super()._own(row, prompt, *rest)
         self._publish(self._rows[row], prompt.key(self.width))
         return place
 

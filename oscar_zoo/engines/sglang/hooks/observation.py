@@ -38,6 +38,7 @@ METRICS = {
     "used_sink_blocks": "Blocks of first tokens with an owner.",
     "idle_sink_blocks": "Blocks of first tokens kept for prefix hits, without an owner.",
     "sink_hits_total": "Prefix hits that share the block of their first tokens.",
+    "sink_host_hits_total": "Prefix hits whose first tokens came back from the host's memory.",
     "sink_misses_total": (
         "Prefix hits given up, or read as INT2, because that block was given away."
     ),
@@ -146,6 +147,7 @@ def window_sources(sinks: SinkBlocks, rings: KeptRings) -> dict[str, Source]:
         "used_sink_blocks": lambda: sinks.in_use,
         "idle_sink_blocks": lambda: sinks.idle,
         "sink_hits_total": lambda: sinks.hits,
+        "sink_host_hits_total": lambda: sinks.host_hits,
         "sink_misses_total": lambda: sinks.forced_misses + sinks.lost,
         "ring_hits_total": lambda: rings.used,
         "ring_misses_total": lambda: rings.lost,
