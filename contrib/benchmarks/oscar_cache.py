@@ -6,7 +6,7 @@
 
 `steps` times decode steps behind random keys and values, with random weights of Qwen3-8B's shape.
 `quality` is the perplexity of the last tokens of windows, which read all others through the cache.
-`question` asks for a fact in the middle of a long text. A cache whose package is absent, or that
+`question` asks for a fact in a long text. A cache whose package is absent, or that
 does not run here, gets a line that says so: `pip install hqq optimum-quanto` brings two of them.
 """
 
@@ -46,8 +46,8 @@ WINDOWS, LENGTH, LAST = 4, 1024, 128
 OURS, KEEP = "OscarCache", "OscarCache, attention='keep'"
 QUANTIZED = {f"{what}, {bits} bits": (what, bits) for what in ("hqq", "quanto") for bits in (4, 2)}
 CACHES = ("DynamicCache", OURS, KEEP, *QUANTIZED)
-FACT = "The secret ingredient of the soup is smoked paprika."
-ASK = "What is the secret ingredient of the soup? Answer in one sentence."
+FACT = "The painting in the hall shows a red fox."
+ASK = "What does the painting in the hall show? Answer in one sentence."
 Row = dict[str, Any]
 
 
@@ -155,7 +155,8 @@ def quality(options: argparse.Namespace) -> Iterator[Row]:
 def question(options: argparse.Namespace) -> Iterator[Row]:
     model, tokenizer, ours = _loaded(options)
     text = tokenizer(options.text.read_text("utf-8"))["input_ids"][: options.tokens]
-    before, behind = (tokenizer.decode(x) for x in (text[: len(text) // 2], text[len(text) // 2 :]))
+    cut = len(text) * 4 // 5
+    before, behind = tokenizer.decode(text[:cut]), tokenizer.decode(text[cut:])
     said = [{"role": "user", "content": f"{before}\n\n{FACT}\n\n{behind}\n\n{ASK}"}]
     prompt = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
     ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
