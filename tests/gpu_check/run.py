@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import document
@@ -20,7 +21,7 @@ import steps
 from document import StepResult
 from record import Record
 from steps import Check
-from window_drafts import compute_windowed, serve_windowed_drafts
+from window_drafts import WINDOWED, serve_windowed_drafts
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs/gpu-check.md"
@@ -109,10 +110,11 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         measured = begin("bench serve", steps.bench_serve, on=beside) if beside else None
         compiled = pool.submit(steps.precompile, check)
         kernels = begin("kernel tests", steps.kernel_tests)
+        plain = begin("OscarCache in transformers", steps.in_transformers)
         chosen = begin("compute with defaults", steps.compute)
         experts = begin("pull --compute, mixture of experts", steps.compute_experts)
-        hybrid = begin("compute, hybrid model", steps.compute_hybrid)
-        windowed = begin("compute, sliding windows", compute_windowed)
+        hybrid = begin("compute, hybrid model", partial(steps.compute_random, name=steps.HYBRID))
+        windowed = begin("compute, sliding windows", partial(steps.compute_random, name=WINDOWED))
         mixed = begin("compute --bits 2.75", steps.compute_mixed)
         real = begin("compute with defaults, trained model", steps.compute_real)
         pulled = begin("verify, publish, pull", steps.publish_and_pull, chosen)
@@ -131,10 +133,10 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
         if measured is None:
-            before = (kernels, alone, in_process, *served)
+            before = (kernels, plain, alone, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)
         computed = (chosen, pulled, experts, hybrid, windowed, mixed, real, in_process)
-        results = [one.result() for one in (*computed, kernels, alone, *served, measured)]
+        results = [one.result() for one in (*computed, kernels, plain, alone, *served, measured)]
         compiled.result()
     return results
 

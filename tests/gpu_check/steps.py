@@ -243,8 +243,7 @@ def serve_real(check: Check) -> str:
     """`eval ./FOLDER --engine sglang` of the trained model."""
     if not (check.work / f"{REAL}-rotation").exists():
         raise NotTried("there is no rotation of the trained model")
-    command = ("eval", f"./{REAL}-rotation", *SERVER_EVAL, "--model", f"./{REAL}")
-    return server_figures(check.zoo(*command, *check.engine))
+    return server_figures(check.zoo(*_eval(REAL), *check.engine))
 
 
 def serve_ngrams(check: Check) -> str:
@@ -256,10 +255,8 @@ def serve_ngrams(check: Check) -> str:
 def serve_own_drafts(check: Check) -> str:
     """`compute ./FOLDER` of a random GLM-4.5, and `eval --engine sglang` with drafts from the layer
     for later tokens that its checkpoint has."""
-    output = ("--output-dir", f"./{DRAFTING}-rotation")
-    check.zoo("compute", f"./{DRAFTING}", "--method", "oscar", "--allow-poor", *output)
-    command = ("eval", f"./{DRAFTING}-rotation", *SERVER_EVAL, "--model", f"./{DRAFTING}")
-    return _with_drafts(check, command, "NEXTN", *OWN_DRAFTS)
+    compute_random(check, DRAFTING)
+    return _with_drafts(check, _eval(DRAFTING), "NEXTN", *OWN_DRAFTS)
 
 
 DRAFTING = "tiny-mtp"
@@ -273,8 +270,7 @@ OWN_DRAFTS = (
 
 def serve_hybrid_drafts(check: Check) -> str:
     """`eval ./FOLDER --engine sglang` of the hybrid, with drafts from a layer of its own."""
-    command = ("eval", f"./{HYBRID}-rotation", *SERVER_EVAL, "--model", f"./{HYBRID}")
-    return _with_drafts(check, command, "NEXTN", *OWN_DRAFTS)
+    return _with_drafts(check, _eval(HYBRID), "NEXTN", *OWN_DRAFTS)
 
 
 def _with_drafts(check: Check, command: tuple[str, ...], algorithm: str, *flags: str) -> str:
@@ -299,28 +295,30 @@ def write_models(check: Check) -> None:
     change_config(write_architecture("gpt_oss", check.work / WINDOWED), **EVERY_EXPERT)
 
 
-def compute_hybrid(check: Check) -> str:
-    """`compute ./FOLDER` of a random Qwen3.5, half of whose layers are linear attention."""
-    output = ("--output-dir", f"./{HYBRID}-rotation")
-    facts = check.zoo("compute", f"./{HYBRID}", "--method", "oscar", "--allow-poor", *output)
+HYBRID = "tiny-hybrid"
+"""A random Qwen3.5, half of whose layers are linear attention."""
+
+
+def compute_random(check: Check, name: str) -> str:
+    """`compute ./FOLDER` of a model with random weights, to `FOLDER-rotation`."""
+    output = ("--output-dir", f"./{name}-rotation")
+    facts = check.zoo("compute", f"./{name}", "--method", "oscar", "--allow-poor", *output)
     return f"computed in {sum(facts['seconds'].values()):.0f} s"
 
 
-HYBRID = "tiny-hybrid"
+def _eval(name: str) -> tuple[str, ...]:
+    return ("eval", f"./{name}-rotation", *SERVER_EVAL, "--model", f"./{name}")
 
 
 def serve_hybrid(check: Check) -> str:
-    """`eval ./FOLDER --engine sglang` of the hybrid, on a GPU: SGLang has its linear attention only
-    there."""
+    """`eval ./FOLDER --engine sglang` of the hybrid; its linear attention needs a GPU."""
     if check.device != "cuda":
         raise NotTried("SGLang runs this model on a GPU only")
-    command = ("eval", f"./{HYBRID}-rotation", *SERVER_EVAL, "--model", f"./{HYBRID}")
-    return server_figures(check.zoo(*command, *check.engine))
+    return server_figures(check.zoo(*_eval(HYBRID), *check.engine))
 
 
 def bench_serve(check: Check) -> str:
-    """`bench serve`, one short case: Qwen3-8B's shape with random weights on a GPU, the example's
-    on a CPU."""
+    """`bench serve`, one short case with random weights: of Qwen3-8B's shape on a GPU."""
     gpu = check.device == "cuda"
     few_graphs = ("--", "--cuda-graph-max-bs=2", *check.engine_flags) if gpu else check.engine
     model, context = ("Qwen3-8B", "8000") if gpu else (str(EXAMPLE), "600")
@@ -328,17 +326,14 @@ def bench_serve(check: Check) -> str:
     sizes = ("--new-tokens", "48", "--repeats", "1", "--csv", "bench-serve.csv")
     facts = check.zoo("bench", "serve", "--dummy-weights", *shape, *sizes, *few_graphs)
     sides = {side["cache"]: side["cases"][0] for side in facts["sides"]}
-    steps = ", ".join(
-        f"{name.upper()} {case['ms_per_token']:.2f} ms" for name, case in sides.items()
-    )
+    steps = ", ".join(f"{x.upper()} {case['ms_per_token']:.2f} ms" for x, case in sides.items())
     ratios = {name: facts["capacity_ratio"][f"int2_over_{name}"] for name in ("bf16", "fp8")}
     room = " and ".join(f"{r:.2f}x the tokens of {name.upper()}" for name, r in ratios.items() if r)
     return f"a decode step at {context} tokens: {steps}; {room or 'tokens not compared'}"
 
 
 def precompile(check: Check) -> None:
-    """Compile what `bench serve` needs of FlashInfer; without it that step takes longer and is as
-    good."""
+    """Compile what `bench serve` needs of FlashInfer; without it that step takes longer."""
     if check.device == "cuda":
         command = [sys.executable, Path(__file__).with_name("precompile.py")]
         subprocess.run(command, cwd=check.work, env=check.visible(), capture_output=True)
@@ -348,8 +343,17 @@ def kernel_tests(check: Check) -> str:
     """The tests of kernels and compute that need a GPU, less those that compile a baseline."""
     if check.device == "cpu":
         raise NotTried("these tests need a GPU")
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    command += [*PARALLEL, *TESTS]
+    return _tests(check, "-m", "gpu", *PARALLEL, *TESTS)
+
+
+def in_transformers(check: Check) -> str:
+    """`OscarCache` in `model.generate`: tokens against the reference, and bytes."""
+    file = "tests/engines/transformers/test_devices.py"
+    return _tests(check, "-k", f"on-{check.device}", file)
+
+
+def _tests(check: Check, *chosen: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
     done = subprocess.run(command, cwd=ROOT, env=check.visible(), capture_output=True, text=True)
     summary = (done.stdout.strip() or "no output").splitlines()[-1]
     if done.returncode != 0 or "passed" not in summary:

@@ -9,6 +9,7 @@ from served import Server
 from steps import ROOT, SERVER_EVAL, Check, CheckFailed, NotTried, server_figures
 
 WINDOWED = "tiny-window"
+"""A random gpt-oss, half of whose layers have a sliding window."""
 EVERY_EXPERT = {"num_experts_per_tok": 4}
 """All of its experts: where two are nearly as good, rounding decides, and the token with it."""
 PROMPT, ANSWER, POOL = 3000, 160, 65536
@@ -16,13 +17,6 @@ PROMPT, ANSWER, POOL = 3000, 160, 65536
 NEARLY = 0.1
 """By so much in log-probability a token may lead that drafts change: other shapes of matrices round
 differently."""
-
-
-def compute_windowed(check: Check) -> str:
-    """`compute ./FOLDER` of a random gpt-oss, half of whose layers have a sliding window."""
-    output = ("--output-dir", f"./{WINDOWED}-rotation")
-    facts = check.zoo("compute", f"./{WINDOWED}", "--method", "oscar", "--allow-poor", *output)
-    return f"computed in {sum(facts['seconds'].values()):.0f} s"
 
 
 def serve_windowed_drafts(check: Check) -> str:
