@@ -24,13 +24,12 @@ from torch import Tensor
 from oscar_zoo.models import model_source  # noqa: F401  (first: it prepares the imports)
 
 # isort: split
-from transformers.cache_utils import (
-    Cache,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+try:
+    from transformers.cache_utils import LinearAttentionCacheLayerMixin
+except ImportError as error:
+    raise MissingDependency("OscarCache needs transformers 5.12 or newer.") from error
 
 from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import row_bytes
@@ -231,7 +230,8 @@ class OscarCache(Cache):  # type: ignore[misc]
 
 def block_of(config: Any) -> ModelBlock:
     """The shape of a model by its configuration, as it is in memory."""
-    name = Path(str(getattr(config, "name_or_path", None) or type(config).__name__)).name
+    given = str(getattr(config, "name_or_path", None) or "")
+    name = type(config).__name__ if given in ("", "None") else Path(given).name
     return model_block(config, model_id=safe_part(name), revision=None, config_sha256="0" * 64)
 
 

@@ -40,6 +40,8 @@ def attend(rows: Rows, query: Tensor, softmax: Softmax, shift: Tensor | None) ->
 def _of_one(rows: Rows, b: int, query: Tensor, softmax: Softmax, shift: Tensor | None) -> Tensor:
     store, pad, n, new = rows.store, rows.steps.pads[b], rows.length, len(query)
     heads = store.num_kv_heads
+    if n <= pad:  # all of it is padding so far
+        return query.new_zeros(*query.shape[:2], store.v_spec.head_dim)
     q = query.unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # `[H, G, T, d]`
     group, q = q.shape[1], q.flatten(1, 2)
     # From here on a token reads the window, and all tokens before it but the first ones as codes.
@@ -56,9 +58,8 @@ def _of_one(rows: Rows, b: int, query: Tensor, softmax: Softmax, shift: Tensor |
     logits = logits.unflatten(1, (group, new)).flatten(0, 1) * softmax.scaling  # `[Hq, T, rows]`
     logits = softmax.capped(logits if shift is None else logits + shift)
     if new > 1:
-        logits = logits.masked_fill(
-            ~_mask(pad, n, sinks, ring, coded, starts, q.device), -torch.inf
-        )
+        seen = _mask(pad, n, sinks, ring, coded, starts, q.device)
+        logits = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)  # padding sees nothing
     weights = softmax.weights(logits).unflatten(0, (heads, group)).flatten(1, 2)
     of_exact, of_codes = weights.split([sinks - pad + len(ring), len(coded)], -1)
     out = of_exact @ exact(store.sink_v, store.ring_v) + _sums(rows, b, coded, of_codes)

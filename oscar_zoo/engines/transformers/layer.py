@@ -144,7 +144,8 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         shift, partner = self._shift(query, softmax), rows.spec.transforms.o_partner
         turned = rows.write(key, value, query)
         assert turned is not None
-        if rows.ops is not KERNELS or heads // rows.store.num_kv_heads > LARGEST_GROUP:
+        kernels = rows.ops is KERNELS and heads // rows.store.num_kv_heads <= LARGEST_GROUP
+        if not kernels or max(rows.steps.pads) > rows.length - new:  # some of them are padding
             out = codes.attend(rows, turned.unflatten(0, (new, batch)).float(), softmax, shift)
             out = apply_o_partner(out.flatten(0, 1), partner).unflatten(0, (new, batch))
             return out.transpose(0, 1).to(query.dtype)

@@ -151,7 +151,7 @@ class Rows:
     def read(self, reader: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Transformed rows of all tokens, `[B, num_kv_heads, n, channels]`, as a sequence of
         `reader` tokens reads them. Those of padding are zeros."""
-        lengths = [self.length - pad for pad in self.steps.pads]
+        lengths = self.steps.lengths(self.length)
         found = []
         for spec in (self.spec.k, self.spec.v):
             shape = sum(lengths), self.store.num_kv_heads, spec.head_dim

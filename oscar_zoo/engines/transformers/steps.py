@@ -48,11 +48,13 @@ class Steps:
         self.pads = tuple(self.pads[i] for i in indices.tolist())
         self._kept.clear()
 
+    def lengths(self, length: int) -> list[int]:
+        """Tokens of each sequence without padding, of `length` with it."""
+        return [max(0, length - pad) for pad in self.pads]
+
     def start(self, position: int, device: torch.device) -> Tensor:
         """What a token of the batch counts as in each sequence, `[B]` int32, 0 for padding."""
-        return torch.tensor([max(0, position - pad) for pad in self.pads], dtype=torch.int32).to(
-            device
-        )
+        return torch.tensor(self.lengths(position), dtype=torch.int32, device="cpu").to(device)
 
     def targets(self, first: int, new: int, device: torch.device) -> TokenTargets:
         """Where `new` tokens of each sequence go, token by token."""
@@ -83,7 +85,7 @@ class Steps:
             rows = torch.arange(batch, dtype=torch.int32, device=device)
             token = torch.arange(length, dtype=torch.int32, device=device)
             slots = token * batch + rows[:, None]
-            ends = torch.tensor([0, *(length - pad for pad in self.pads)]).cumsum(0)
+            ends = torch.tensor([0, *self.lengths(length)], device="cpu").cumsum(0)
             if any(self.pads):
                 slots = slots[token >= torch.tensor(self.pads, device=device)[:, None]]
             return ends.to(device, torch.int32), slots.flatten(), rows
