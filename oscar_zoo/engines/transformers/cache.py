@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 # isort: split
+from oscar_zoo.errors import MissingDependency, UnsupportedModel, UsageError
 from oscar_zoo.models import model_source  # noqa: F401  (first: it prepares the imports)
 
 # isort: split
@@ -40,7 +41,6 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.transformers.layer import NAME, OscarLayer, with_state
 from oscar_zoo.engines.transformers.rows import EXACT, GROWTH, LayerSpec, Rows
 from oscar_zoo.engines.transformers.steps import SPARE, Steps
-from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import targets
