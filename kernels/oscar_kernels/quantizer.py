@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oscar_kernels import _triton
 from oscar_kernels.spec import BITS, MIN_RANGE, QuantSpec
 
 SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -164,6 +165,10 @@ def unpack(packed: Tensor, bits: int = BITS) -> Tensor:
 def quantize(x: Tensor, spec: QuantSpec, feedback: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows to storage: `packed` `[..., code_bytes]` uint8, `affine` `[..., num_groups, 2]`. See
     `quantize_codes`."""
+    if feedback is not None and x.is_cuda and _triton.missing(x.device) is None:
+        from oscar_kernels.kv_write.launcher import quantize_rows
+
+        return quantize_rows(x, spec, feedback, SCALE_DTYPES[spec.scale_dtype])
     codes, affine = quantize_codes(x, spec, feedback)
     return pack(codes, spec.bits), affine
 
@@ -176,5 +181,6 @@ def dequantize(packed: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
 def fake_quantize(x: Tensor, spec: QuantSpec, feedback: Tensor | None = None) -> Tensor:
     """What a row becomes when it goes through the cache: `dequantize(quantize(x))`, float32, same
     shape."""
-    codes, affine = quantize_codes(x, spec, feedback)
-    return dequantize_codes(codes, affine, spec)
+    if feedback is not None:
+        return dequantize(*quantize(x, spec, feedback), spec)
+    return dequantize_codes(*quantize_codes(x, spec), spec)

@@ -26,16 +26,10 @@ def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> N
         table: rows contiguous.
     """
     _triton.require(table.device)
-    if (
-        table.dim() != 2
-        or table.stride(1) != 1
-        or kv_indptr.numel() != rows.numel() + 1
-        or not out.is_contiguous()
-    ):
-        raise ValueError(
-            f"table {tuple(table.shape)}, rows {tuple(rows.shape)} and kv_indptr"
-            f" {tuple(kv_indptr.shape)}"
-        )
+    fits = table.dim() == 2 and table.stride(1) == 1 and kv_indptr.numel() == rows.numel() + 1
+    if not (fits and out.is_contiguous()):
+        shapes = (tuple(x.shape) for x in (table, rows, kv_indptr))
+        raise ValueError("table {}, rows {} and kv_indptr {}".format(*shapes))
     if not rows.numel():
         return
     from oscar_kernels.slots_kernel import _pack_slots_kernel

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oscar_kernels import quantizer
+from oscar_kernels.kv_write.launcher import quantize_rows
 from oscar_kernels.spec import QuantSpec
 
 SPECS = [
@@ -31,9 +32,8 @@ def oracle(
 ) -> tuple[list[int], list[tuple[float, float]], list[float]]:
     """Codes, (scale, offset) and distance to the nearest rounding tie, in double precision."""
     if spec.clip_ratio > 0:
-        limit = sorted(abs(x) for x in row)[
-            min(math.floor(spec.clip_ratio * len(row)), len(row) - 1)
-        ]
+        rank = min(math.floor(spec.clip_ratio * len(row)), len(row) - 1)
+        limit = sorted(abs(x) for x in row)[rank]
         row = [min(max(x, -limit), limit) for x in row]
     codes, affine, margins = [], [], []
     for start in range(0, len(row), spec.group_size):
@@ -281,10 +281,11 @@ def test_feedback_is_carried_on_channel_by_channel() -> None:
                 assert int(codes[head, row, channel]) == code
 
 
-def test_without_weights_feedback_rounds_to_nearest() -> None:
-    x, spec = (
-        torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(2)),
-        QuantSpec(64, 64, 0.94),
-    )
-    got = quantizer.quantize_codes(x, spec, torch.zeros(2, 64, 64).half())
-    assert all(map(torch.equal, got, quantizer.quantize_codes(x, spec)))
+@pytest.mark.parametrize(
+    ("d", "group", "bits", "clip"), [(16, 8, 2, 0.9), (24, 24, 2, 0.0), (128, 32, 4, 0.0)]
+)
+def test_rows_with_feedback_in_one_launch(d: int, group: int, bits: int, clip: float) -> None:
+    draw, spec = torch.Generator().manual_seed(3), QuantSpec(d, group, clip, bits=bits)
+    x, u = torch.randn(2, 3, 37, d, generator=draw), torch.randn(3, d, d, generator=draw).triu(1)
+    got = quantize_rows(x, spec, u.half() / 5, torch.float16)
+    assert all(map(torch.equal, got, quantizer.quantize(x, spec, u.half() / 5)))

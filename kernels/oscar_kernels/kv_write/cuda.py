@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -147,18 +148,11 @@ def misfit(
 
 
 def unsupported(
-    key: Tensor,
-    value: Tensor,
-    cache: LayerCache,
-    targets: TokenTargets,
-    *,
-    query: Tensor | None = None,
-    query_out: Tensor | None = None,
-    rows_out: tuple[Tensor, Tensor] | None = None,
+    key: Tensor, value: Tensor, cache: LayerCache, targets: TokenTargets, **rows: Any
 ) -> str | None:
-    """Why the CUDA kernel cannot run these, in one line; `None` if it can."""
-    reason = misfit(key, value, cache, targets, query=query, query_out=query_out, rows_out=rows_out)
-    if reason:
+    """Why the CUDA kernel cannot run these, in one line; `None` if it can. `rows` as of
+    `misfit`."""
+    if reason := misfit(key, value, cache, targets, **rows):
         return reason
     if key.device.type != "cuda" or torch.version.hip is not None:
         return f"needs an NVIDIA GPU, the keys are on {key.device.type}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from oscar_kernels import _triton
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
 from oscar_kernels.reference import Parts
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import QuantSpec, code_bytes
 
 
 @dataclass(frozen=True)
@@ -205,14 +205,12 @@ def _check_transforms(transforms: Transforms, heads: int, dk: int, dv: int) -> N
             )
         if x.dtype != torch.float32:
             raise ValueError(f"{name} is {x.dtype}, not float32")
-    weights = transforms.k_feedback
-    if weights is not None and transforms.k_forward.shape[0] != heads:
+    if (weights := transforms.k_feedback) is None:
+        return
+    if transforms.k_forward.shape[0] != heads:
         raise ValueError("k_feedback goes with a k_forward of each head, not with a shared one")
-    if weights is not None and (
-        weights.shape != (heads, dk, dk)
-        or weights.dtype != torch.float16
-        or not weights.is_contiguous()
-    ):
+    fits = weights.shape == (heads, dk, dk) and weights.dtype == torch.float16
+    if not (fits and weights.is_contiguous()):
         raise ValueError(
             f"k_feedback {tuple(weights.shape)} {weights.dtype}: contiguous [{heads}, {dk}, {dk}]"
             " float16 needed"
@@ -229,3 +227,23 @@ def _check_query(query: Tensor, key: Tensor) -> None:
         )
     if query.stride(2) != 1:
         raise ValueError("query needs adjacent channels")
+
+
+def quantize_rows(
+    x: Tensor, spec: QuantSpec, feedback: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """As `quantizer.quantize` of `[..., heads, T, head_dim]`, but for rounding ties; in plain torch
+    it is some launches for every channel. `dtype` is of the affine parameters."""
+    from oscar_kernels.kv_write.slot_kernel import _quantize_rows_kernel
+
+    rows, (heads, tokens) = x.float().contiguous(), x.shape[-3:-1]
+    codes = torch.empty(*x.shape[:-1], code_bytes(spec), dtype=torch.uint8, device=x.device)
+    affine = torch.empty(*x.shape[:-1], spec.num_groups, 2, dtype=dtype, device=x.device)
+    if rows.numel():
+        _quantize_rows_kernel[(-(-tokens // 32), rows.shape[:-2].numel())](
+            rows, codes, affine, feedback.contiguous(), tokens, heads,
+            D=spec.head_dim, QUARTER=_triton.quarter(spec), GROUPS=spec.num_groups, BITS=spec.bits,
+            RANK=clip_rank(spec), LANE_COLUMNS=1 if _triton.interpreted() else 8,
+            LARGEST=torch.finfo(dtype).max, ROWS=32, num_warps=4,
+        )  # fmt: skip
+    return codes, affine

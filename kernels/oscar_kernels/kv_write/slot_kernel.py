@@ -213,6 +213,26 @@ def _store_slot(
             _store_codes(codes_ptr, kept, lows, inverses, mask, D, BITS, PTX)
 
 
+@triton.jit
+def _quantize_rows_kernel(
+    x_ptr, codes_ptr, affine_ptr, feedback_ptr, tokens, heads,
+    D: tl.constexpr, QUARTER: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
+    RANK: tl.constexpr, LANE_COLUMNS: tl.constexpr, LARGEST: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    plane = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    valid, row = token < tokens, plane * tokens + token
+    column = tl.arange(0, 4 * QUARTER)
+    channel, real = column // QUARTER * (D // 4) + column % QUARTER, column % QUARTER < D // 4
+    mask = valid[:, None] & real[None, :]
+    x = tl.load(x_ptr + row[:, None] * D + channel[None, :], mask=mask, other=0.0)
+    _store_slot(
+        x, codes_ptr, affine_ptr, row * (D * BITS // 8), row * (2 * GROUPS), valid,
+        feedback_ptr + plane % heads * D * D,
+        D, QUARTER, GROUPS, BITS, RANK, LANE_COLUMNS, LARGEST, False, True,
+    )  # fmt: skip
+
+
 @triton.constexpr_function
 def sorting(size: int) -> tuple[int, ...]:
     """Wires of comparators, two by two, larger value to the first: sort `size` values (Batcher's

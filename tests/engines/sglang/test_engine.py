@@ -180,8 +180,7 @@ def test_a_lost_block_makes_the_prompt_start_again(engines: Engines) -> None:
     assert cached["shared"] == [len(prompt) - 8 for prompt in prompts["shared"]]
     assert cached["gone"][:2] == [0, 0]
     assert answers(stock, "cached", EVICTION_GROUPS)["gone"][1] > 96
-    report = report_of(run)
-    assert report["sinks"]["forced_misses"] >= 1
+    assert report_of(run)["sinks"]["forced_misses"] >= 1
 
 
 def test_a_lost_block_comes_back_from_the_host(engines: Engines) -> None:
