@@ -124,7 +124,7 @@ def _pair(
 ) -> _Side:
     def tensor(array: NDArray[np.floating]) -> Tensor:
         own = array[kv_heads.start : kv_heads.stop] if per_head else array[None]
-        return torch.from_numpy(np.ascontiguousarray(own)).to(device)
+        return torch.from_numpy(np.array(own)).to(device)  # a copy, because files are read-only
 
     forward = tensor(layer.forward)
     partner = forward if layer.partner is layer.forward else tensor(layer.partner)
