@@ -33,8 +33,7 @@ def _body(as_json: bool, **values: Any) -> int:
     talks = params.question is None and sys.stdin.isatty()
     question = (params.question or ("" if talks else sys.stdin.read())).strip("\r\n")
     if (as_json or not talks) and not question.strip():
-        hint = 'add one: oscar-zoo chat "Why is the sky blue?"'
-        raise UsageError("there is no question.", hint=hint)
+        raise UsageError("there is no question.", hint='add: oscar-zoo chat "Why is the sky blue?"')
     session = session or _loaded(params, as_json)
     if talks:
         where = f" on port {session.answer.port}" if session.answer.port else ""
@@ -95,10 +94,9 @@ def _loaded(params: ChatParams, as_json: bool) -> ChatSession:
         k.require_geometry("k", subject.block, subject.block.id)
         v.require_geometry("v", subject.block, subject.block.id)
         settings = chat.settings_of(subject.choice.source)
-        loaded = load_subject(wanted, subject, observer, longest=1)
+        loaded = load_subject(wanted, subject.choice, observer, longest=1)
         bits = f"{subject.recipe.bits_per_element:.2f} bits on {loaded.device}"
         text = f"{loaded.block.id} with {subject.artifact.label}, {bits}."
         observer.note(Note("chat.model", text))
     made = cache.OscarCache(loaded.model, k, v, subject.recipe)
-    answering = chat.Answering(loaded, made, settings, params.max_tokens)
-    return ChatSession(answering, loaded.block.id)
+    return ChatSession(chat.Answering(loaded, made, settings, params.max_tokens), loaded.block.id)
