@@ -119,6 +119,19 @@ def test_one_question(world: Path, model: LoadedModel, cli: Cli) -> None:
     assert "tiny-qwen3-hard:seq512_prompt2_group64, 2.50 bits on cpu." in cli.err
 
 
+def test_the_artifact_of_the_model(
+    world: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    want = cli.json(0, *words(world, ASKED[0], "--max-tokens", 5))["answer"]
+    name = "tiny-qwen3-hard/seq512_prompt2_group64"
+    write_folder(tmp_path / "hub" / name, artifact_files())
+    shutil.copytree(world / "model", tmp_path / "tiny-qwen3-hard")
+    monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{tmp_path}/hub")
+    monkeypatch.setenv("OSCAR_ZOO_CACHE", str(tmp_path / "cache"))
+    question = (ASKED[0], "--max-tokens", 5)
+    assert cli.json(0, "chat", "--model", tmp_path / "tiny-qwen3-hard", *question)["answer"] == want
+
+
 def test_an_answer_ends_where_the_model_says(world: Path, model: LoadedModel, cli: Cli) -> None:
     reference = Reference(world, model)
     reference.ask(ASKED[0])
