@@ -17,7 +17,7 @@ from oscar_zoo.artifact.specs import ServingRecipe, check_groups, read_clip
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.evaluate.against_table import ALL, choices
-from oscar_zoo.evaluate.outcome import AgainstReport, EvalReport, SessionsReport
+from oscar_zoo.evaluate.outcome import AgainstReport, EvalReport, ServerReport, SessionsReport
 from oscar_zoo.evaluate.params import EvalParams, RulerParams, again, from_python, numbers
 from oscar_zoo.evaluate.shared import TEXTS, Phase, read_text
 from oscar_zoo.models import hardware
@@ -42,6 +42,7 @@ DATA, WINDOWS, LENGTH, ANSWERS = "manuals", 6, 2048, 64
 SESSIONS = "sessions"
 _NUMBER, _LENGTH = 2, 8192
 """The defaults of this task, which is measured alone: sessions, and their tokens at most."""
+Report = EvalReport | AgainstReport | SessionsReport | ServerReport
 PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
 """The seconds are shares."""
 
@@ -112,12 +113,10 @@ def evaluate_sessions(
     return found
 
 
-def evaluate(
-    params: EvalParams, observer: Observer = SILENT
-) -> EvalReport | AgainstReport | SessionsReport:
+def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
     """Measure BF16, the data-free INT2 caches and the artifact's, on the same text or sessions; for
     several values of the recipe, BF16 and the artifact under every combination; with `against`,
-    BF16, the artifact and these alternatives."""
+    BF16, the artifact and these alternatives; with `engine`, an `OscarCache`."""
     values = values_of(params)
     names = [] if params.against is None else params.against.split(",")
     chosen = choices(names) if names else ()
@@ -132,15 +131,15 @@ def evaluate(
         raise UsageError("sessions are measured alone.", hint="measure the other tasks apart")
     length = params.length or (_LENGTH if sessions else LENGTH)
     settings = settings_of(values, subject.recipe)
-    if (names or sessions) and len(settings) > 1:
-        alone = "--against" if names else SESSIONS
+    alone = "--against" if names else SESSIONS if sessions else params.engine
+    if alone and len(settings) > 1:
         raise UsageError(
             f"{alone} compares caches under one recipe, and several values are given.",
             hint="give one of each --sink, --recent, --clip and --group-size",
         )
-    check_settings(settings, subject.block, length, always=bool(names or sessions))
+    check_settings(settings, subject.block, length, always=bool(alone))
     observer.begin(PHASES, timed=False)
-    model = load_subject(params, subject, observer, longest=length)
+    model = load_subject(params, subject.choice, observer, longest=length)
     if params.length or not sessions:
         _tell_of_limit(length, model.block, observer)
     (recipe, changes), several = settings[0], settings if len(settings) > 1 else []
@@ -152,7 +151,7 @@ def evaluate(
         "answers": params.answers or ANSWERS,
         "progress": lambda done, total, unit: observer.advance("measure", done, total, unit),
     }
-    report: EvalReport | AgainstReport | SessionsReport
+    report: Report
     with memory_errors(model.block.id, model.device):
         if sessions:
             from oscar_zoo.evaluate.sessions import measure_sessions
@@ -161,6 +160,11 @@ def evaluate(
             limit = model.block.rope.max_position if model.block.rope else None
             what |= {"number": params.windows or _NUMBER, "length": min(length, limit or length)}
             report = measure_sessions(model, **what)
+        elif params.engine == "transformers":
+            from oscar_zoo.evaluate.server_comparison import measure_cache
+
+            what = {name: what[name] for name in ("recipe", "windows", "length", "progress")}
+            report = measure_cache(model, subject, **what)
         elif names:
             made = subject.artifact.manifest
             what["method"] = made.fit.method if made else what["artifact"][0].objective
@@ -169,7 +173,7 @@ def evaluate(
             tasks = params.tasks or TASKS
             report = run.evaluate(model, subject.text, tasks=tasks, settings=several, **what)
     observer.begin((), timed=False)
-    if isinstance(report, SessionsReport):
+    if isinstance(report, SessionsReport | ServerReport):
         return report
     if isinstance(report, AgainstReport):
         for name, reason in report.left_out.items():
@@ -269,12 +273,23 @@ class Subject:
 def find_subject(verb: str, params: EvalParams | RulerParams, observer: Observer) -> Subject:
     """Artifact, model and text, before any library that takes long is imported."""
     from oscar_zoo.models.config_file import read_config
-    from oscar_zoo.models.model_hub import check_fetchable
 
     device = params.device
     if device not in (None, "auto") and hardware.parse_device(device)[0] == "cuda":
         hardware.check_build()
     text = read_text(params.data or DATA, "validation")
+    artifact, choice = find_model(verb, params, observer)
+    if Path(choice.source).is_dir():
+        read_config(Path(choice.source))
+    return Subject(artifact, choice, params.revision, text)
+
+
+def find_model(
+    verb: str, params: EvalParams | RulerParams, observer: Observer
+) -> tuple[Artifact, ModelChoice]:
+    """An artifact, and the model that it is used with."""
+    from oscar_zoo.models.model_hub import check_fetchable
+
     line = again(verb, params)
     named = targets.parse_given_model(params.model, observer, again=line)
     target = targets.parse(params.artifact)
@@ -282,13 +297,11 @@ def find_subject(verb: str, params: EvalParams | RulerParams, observer: Observer
     artifact = open_artifact(target, Sources(params.hubs), observer)
     choice = model_for(artifact, named, observer, again=line)
     check_fetchable(choice.source, params.revision)
-    if Path(choice.source).is_dir():
-        read_config(Path(choice.source))
-    return Subject(artifact, choice, params.revision, text)
+    return artifact, choice
 
 
 def load_subject(
-    params: EvalParams | RulerParams, subject: Subject, observer: Observer, *, longest: int
+    params: EvalParams | RulerParams, choice: ModelChoice, observer: Observer, *, longest: int
 ) -> LoadedModel:
     """The model in memory, for sequences of `longest` tokens at most."""
     from oscar_zoo.models.loading import load_model
@@ -296,11 +309,11 @@ def load_subject(
 
     observer.advance("load", 0, 0)
     loaded = load_model(
-        subject.choice.source,
+        choice.source,
         revision=params.revision,
         dtype=params.dtype,
         device=pick_device(params.device, several=True),
-        model_id=subject.choice.model_id,
+        model_id=choice.model_id,
         stream=params.stream_weights,
         workload=Workload(longest),
     )

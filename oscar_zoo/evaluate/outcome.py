@@ -214,15 +214,16 @@ class ServerRow:
     page_size: Annotated[Count, says("Tokens.")]
     radix: Annotated[bool, says("Whether prefixes are reused.")]
     tensor_parallel: Annotated[Count, says("Number of GPUs.")]
-    sglang: Annotated[str, says("Version.")]
+    sglang: Annotated[str | None, says("Version; null with --engine transformers.")]
     dtype: Annotated[str, says("Of weights and activations.")]
-    capacity_tokens: Annotated[Count, says("That the cache holds.")]
+    capacity_tokens: Annotated[Count | None, says("That the cache holds; null where it grows.")]
     perplexity: Annotated[Perplexities | None, says("Without reuse; null when not measured.")]
     perplexity_after_hit: Annotated[Perplexities | None, says("Null without a prefix cache.")]
     perplexity_after_hit_without_sinks: Annotated[Number, says("Their first tokens are INT2.")]
     reused_tokens: Annotated[tuple[Count, ...], says("That every hit took from the cache.")]
     recall: Annotated[Recalled | None, says("Null when not measured.")]
     violations: Annotated[tuple[str, ...], says("One line for each violated limit.")]
+    largest_difference: Annotated[Number, says("Of log-probabilities, from the reference's.")]
 
 
 @dataclass(frozen=True)
@@ -237,8 +238,7 @@ class FailedServer:
 
 @dataclass(frozen=True)
 class ServerReport(Plain):
-    """What oscar-zoo eval --engine sglang prints: answers of servers beside those of this
-    process."""
+    """What oscar-zoo eval --engine prints: servers or an OscarCache beside the simulated cache."""
 
     model: str
     artifact: ServedArtifact

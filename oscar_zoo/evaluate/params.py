@@ -65,13 +65,12 @@ class Servers:
     """What `eval --engine sglang` starts, or where it looks."""
 
     engine: Annotated[
-        Literal["transformers", "sglang"],
+        Literal["transformers", "sglang"] | None,
         Opt(
-            "sglang: measure the server itself, and compare it with this process. The options from"
-            " --url on are for it.",
-            shown=True,
+            "Measure what runs, and compare it with the simulated cache: sglang a server, which the"
+            " options from --url on are for; transformers an OscarCache. [default: only simulate]"
         ),
-    ] = "transformers"
+    ] = None
     url: Annotated[str | None, Opt("Measure this server instead of starting one.", "URL")] = None
     chunk: Annotated[str, Opt("Prefill chunks. [default: 512]", "N,...")] = "512"
     page_size: Annotated[str, Opt("Page sizes. [default: 1]", "N,...")] = "1"
@@ -181,7 +180,8 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
     the server's own log-probabilities, cold and behind a prefix-cache hit; recall is asked for in
     conversations of three turns that reuse the cache, and once more without reuse. The reference in
     this process has the same chunks. The exit code is 1 when they differ. Lists such as --chunk
-    512,8192 start a server for every pair of values; --sweep is the whole list.
+    512,8192 start a server for every pair of values; --sweep is the whole list. With --engine
+    transformers it is the perplexity of an OscarCache, as model.generate uses it, in this process.
 
     --task sessions runs sessions of an agent, made of code that comes with this package: turns of a
     user, calls of tools, edits, and questions about earlier turns. It tells how far each cache
@@ -201,6 +201,7 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
       oscar-zoo eval Qwen3-8B --against fp8,kivi,turboquant:2.5 --plot loss.svg
       oscar-zoo eval Qwen3-8B --task sessions --length 32768 --windows 1
       oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
+      oscar-zoo eval Qwen3-8B --engine transformers --windows 1
       oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
       oscar-zoo eval Qwen3-8B --task gpqa_diamond --task aime25 --seeds 5
       oscar-zoo eval Qwen3-8B --task math500 --data math500.jsonl --output scores.json

@@ -11,7 +11,7 @@ from oscar_zoo.artifact.specs import read_clip
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.in_process import Subject, find_subject, load_subject
+from oscar_zoo.evaluate.in_process import find_subject, load_subject
 from oscar_zoo.evaluate.outcome import AskedServer, Cell, LengthRow, RulerReport
 from oscar_zoo.evaluate.params import CACHES, Family, RulerParams, from_python, numbers
 from oscar_zoo.evaluate.shared import Phase, Progress, ticking
@@ -76,9 +76,18 @@ def ask(params: RulerParams, observer: Observer = SILENT) -> RulerReport:
         observer.advance("measure", done, total, unit)
 
     if params.servers:
-        return _ask_servers(params, subject, places, size, observer, tell)
+        from oscar_zoo.models.loading import load_tokenizer
+
+        encode = encoder(load_tokenizer(subject.choice.source, revision=params.revision))
+        key = key_for(None, params.api_key_file)
+        clients = {url: client_of(url, key=key) for url in params.servers}
+        observer.begin((_MEASURING,), timed=False)
+        tasks = write_prompts(places, encode(subject.text), encode, **size)
+        report = measure_servers(clients, tasks, size, progress=tell)
+        observer.begin((), timed=False)
+        return report
     observer.begin((Phase("load", "", 1), _MEASURING), timed=False)
-    model = load_subject(params, subject, observer, longest=max(lengths))
+    model = load_subject(params, subject.choice, observer, longest=max(lengths))
     recipe = subject.recipe.override(clip=clip)
     with memory_errors(block.id, model.device):
         known = caches_of(block, both_sides(subject.artifact), recipe)
@@ -110,28 +119,6 @@ def check_lengths(lengths: Sequence[int], longest: int | None, of: str) -> None:
             f"{of} takes {longest:,} tokens, and prompts of {max(lengths):,} are wanted.",
             hint=f"--lengths up to {longest}",
         )
-
-
-def _ask_servers(
-    params: RulerParams,
-    subject: Subject,
-    places: Sequence[Place],
-    size: dict[str, Any],
-    observer: Observer,
-    tell: Progress,
-) -> RulerReport:
-    from oscar_zoo.evaluate.caches import encoder
-    from oscar_zoo.evaluate.ruler_prompts import write_prompts
-    from oscar_zoo.models.loading import load_tokenizer
-
-    encode = encoder(load_tokenizer(subject.choice.source, revision=params.revision))
-    key = key_for(None, params.api_key_file)
-    clients = {url: client_of(url, key=key) for url in params.servers}
-    observer.begin((_MEASURING,), timed=False)
-    tasks = write_prompts(places, encode(subject.text), encode, **size)
-    report = measure_servers(clients, tasks, size, progress=tell)
-    observer.begin((), timed=False)
-    return report
 
 
 def measure_servers(

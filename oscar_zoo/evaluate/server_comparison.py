@@ -7,23 +7,37 @@ significant at 1 %.
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from oscar_zoo.artifact.specs import Windows
+from oscar_kernels.cache import MOST_DRAFTS
+from oscar_zoo.artifact.specs import ServingRecipe, Windows
 from oscar_zoo.engines.server_client import Answer, Scored, ServerClient, ServerFacts
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.caches import encoder
 from oscar_zoo.evaluate.generate import greedy_generate, only_attention, prefill_log_probabilities
-from oscar_zoo.evaluate.outcome import Perplexities, Recalled, ServerRow
+from oscar_zoo.evaluate.measure import logits_of, losses, simulating
+from oscar_zoo.evaluate.outcome import (
+    Perplexities,
+    Recalled,
+    ServedArtifact,
+    ServerReport,
+    ServerRow,
+)
 from oscar_zoo.evaluate.questions import Conversation, Encode, Perplexity, conversations
+from oscar_zoo.evaluate.shared import Progress, ticking
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.statistics import sign_test
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.serving.prepared import both_sides
+
+if TYPE_CHECKING:
+    from oscar_zoo.evaluate.in_process import Subject
 
 LIMIT = 0.005
 """Largest relative difference of two perplexities that are the same."""
@@ -226,27 +240,66 @@ class ReferenceRun:
         return self._known[key]
 
 
+def measure_cache(
+    model: LoadedModel,
+    subject: Subject,
+    *,
+    recipe: ServingRecipe,
+    windows: int,
+    length: int,
+    progress: Progress,
+) -> ServerReport:
+    """An `OscarCache` in the place of a server. It takes as many tokens of a text at a time as are
+    read as if they had come one by one."""
+    from oscar_zoo.engines.transformers.cache import OscarCache
+
+    length = min(length, (model.block.rope and model.block.rope.max_position) or length)
+    ids = torch.tensor(encoder(model.tokenizer)(subject.text), device="cpu")
+    cut = Perplexity.from_tokens(ids, windows=windows, length=length).prompts
+    tick = ticking(progress, 3 * len(cut), "windows")
+    k, v = both_sides(subject.artifact)
+    chunk = min(MOST_DRAFTS, recipe.windows.recent)
+    empty, found = OscarCache(model.model, k, v, recipe), list[Scored]()
+    for prompt in cut:
+        cache, pieces = copy.deepcopy(empty), prompt.ids[None, :-1].to(model.device).split(chunk, 1)
+        with torch.inference_mode():
+            told = [model.model(piece, past_key_values=cache).logits[0] for piece in pieces]
+        found.append(Scored(tuple((-losses(prompt, torch.cat(told))).tolist()), 0))
+        tick()
+    device, questions = str(model.device), ServerQuestions(tuple(tuple(p.ids) for p in cut), 0, ())
+    facts = ServerFacts("", "int2", model.dtype, device, chunk, 1, False, 1, 0, 0)
+
+    class Decoded(ReferenceRun):
+        def score(self, number: int, *, exact: bool = False, **_: Any) -> tuple[float, ...]:
+            with simulating(model, None if exact else self._cache):
+                said = logits_of(model, cut[number])
+            tick()
+            return tuple((-losses(cut[number], said)).tolist())
+
+    reference = Decoded(model, CacheSpec(k, v, recipe), questions)
+    row = compare(ServerRun(facts, tuple(found), (), ()), reference, recent=recipe.windows.recent)
+    of = subject.choice.name, ServedArtifact(subject.artifact.label, subject.artifact.digest)
+    return ServerReport(*of, device, recipe, len(cut), length, 0, 0, (row,), ())
+
+
 def compare(
     run: ServerRun, reference: ReferenceRun, *, recent: int, limit: float = LIMIT
 ) -> ServerRow:
     """Compare `run` with the reference, and list violated limits; a hit prefills the `recent` last
     tokens again, and `limit` is the largest relative difference of perplexities."""
-    facts, wrong = run.facts, _reuse(run, recent, reference.reuse_step)
+    facts, wrong, apart = run.facts, _reuse(run, recent, reference.reuse_step), list[float]()
     hits = [scored.cached for scored in run.warm]
 
     def beside(what: str, told: Sequence[Scored], hits: Sequence[int]) -> Perplexities:
         # A hit of a model with states may end before the first token that was scored.
         sizes = [len(one.values) for one in told]
         exact = [reference.exact(i)[-n:] for i, n in enumerate(sizes)]
-        found = Perplexities(
-            perplexity([one.values for one in told]),
-            perplexity(known(sizes, hits, sinks=True)),
-            perplexity(exact),
-        )
-        deviation = found.server / found.reference - 1
-        if not abs(deviation) <= limit:  # NaN is not
+        theirs, ours = [one.values for one in told], known(sizes, hits, sinks=True)
+        apart.append(max(abs(a - b) for a, b in zip(chain(*theirs), chain(*ours), strict=True)))
+        found = Perplexities(perplexity(theirs), perplexity(ours), perplexity(exact))
+        if not abs(found.deviation) <= limit:  # NaN is not
             wrong.append(
-                f"{what} {found.server:.4f} is {100 * deviation:+.2f} % of the reference's"
+                f"{what} {found.server:.4f} is {100 * found.deviation:+.2f} % of the reference's"
                 f" {found.reference:.4f} (limit {100 * limit:g} %)"
             )
         return found
@@ -268,22 +321,22 @@ def compare(
         page_size=facts.page_size,
         radix=facts.radix,
         tensor_parallel=facts.tp,
-        sglang=facts.version,
+        sglang=facts.version or None,
         dtype=facts.dtype,
-        capacity_tokens=facts.capacity,
+        capacity_tokens=facts.capacity or None,
         perplexity=cold,
         perplexity_after_hit=warm,
         perplexity_after_hit_without_sinks=without,
         reused_tokens=tuple(hits),
         recall=recall,
         violations=tuple(wrong + odd),
+        largest_difference=apart[0] if run.cold else None,
     )
 
 
 def perplexity(parts: Sequence[Sequence[float]]) -> float:
     """`exp` of minus the mean of all log-probabilities; infinite when it overflows."""
-    mean = -sum(map(sum, parts)) / sum(map(len, parts))
-    return math.exp(mean) if mean < 700 else math.inf
+    return Perplexity(()).result(-sum(map(sum, parts)), sum(map(len, parts)))
 
 
 def _reuse(run: ServerRun, recent: int, step: int) -> list[str]:

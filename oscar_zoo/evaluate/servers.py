@@ -7,7 +7,7 @@ when they are gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.specs import ServingRecipe, read_clip
@@ -24,17 +24,15 @@ from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags,
 from oscar_zoo.engines.sglang.served_artifact import recipe_values
 from oscar_zoo.engines.sglang.setting_flags import one_or_text
 from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
-from oscar_zoo.evaluate.in_process import DATA, TASKS, WINDOWS
+from oscar_zoo.evaluate.in_process import DATA, TASKS, WINDOWS, find_model, load_subject
 from oscar_zoo.evaluate.outcome import FailedServer, ServedArtifact, ServerReport, ServerRow
-from oscar_zoo.evaluate.params import EvalParams, Servers, again, flag_of, given, listed, numbers
+from oscar_zoo.evaluate.params import EvalParams, Servers, flag_of, given, listed, numbers
 from oscar_zoo.evaluate.shared import read_text, ticking
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
-from oscar_zoo.registry import targets
-from oscar_zoo.registry.artifacts import Artifact, open_artifact
-from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.targets import ModelChoice
-from oscar_zoo.serving.prepared import ArtifactModel, both_sides, model_for
+from oscar_zoo.serving.prepared import ArtifactModel, both_sides
 from oscar_zoo.serving.records import client_of
 
 if TYPE_CHECKING:
@@ -66,17 +64,11 @@ class Served:
     @classmethod
     def of(cls, params: EvalParams, observer: Observer) -> Served:
         """What the parameters name; nothing is started."""
-        from oscar_zoo.models.model_hub import check_fetchable
-
-        line = again("eval", params)
-        named = targets.parse_given_model(params.model, observer, again=line)
-        artifact = open_artifact(targets.parse(params.artifact), Sources(params.hubs), observer)
-        choice = model_for(artifact, named, observer, again=line)
+        artifact, choice = find_model("eval", params, observer)
         clip = read_clip(params.clips[0]) if params.clips else None
         recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=clip)
         both_sides(artifact)
         device, gpu = hardware.pick_serving_device(params.device)
-        check_fetchable(choice.source, params.revision)
         dtype: Dtype = params.dtype
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
@@ -123,6 +115,21 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
         runs, failures = ask_own_servers(
             servers, served, questions, flags, params.timeout, observer
         )
+    rows: tuple[ServerRow, ...] = ()
+    if runs:
+        from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
+        from oscar_zoo.evaluate.simulated_cache import CacheSpec
+        from oscar_zoo.models.memory import memory_errors
+
+        told = runs[0].facts.dtype  # that of the first server, for all
+        known = replace(params, dtype=told if told in ("float32", "bfloat16") else served.dtype)  # type: ignore[arg-type]
+        model = load_subject(known, served.choice, observer, longest=questions.longest)
+        cache = CacheSpec(*both_sides(served.artifact), served.recipe)
+        recent = served.recipe.windows.recent
+        with memory_errors(model.block.id, model.device):
+            reference = ReferenceRun(model, cache, questions, counter(observer, "reference", 0))
+            rows = tuple(compare(run, reference, recent=recent) for run in runs)
+        observer.begin((), timed=False)
     return ServerReport(
         model=served.choice.name,
         artifact=served.told,
@@ -132,7 +139,7 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
         length=questions.longest,
         shared_tokens=questions.shared,
         answers=questions.turns,
-        servers=_compared(runs, served, questions, params, observer) if runs else (),
+        servers=rows,
         failures=tuple(failures),
     )
 
@@ -257,37 +264,3 @@ def counter(observer: Observer, label: str, total: int) -> Callable[[], None]:
     """A callback that counts one more of `total`."""
     observer.advance(label, 0, total)
     return ticking(lambda done, total, _: observer.advance(label, done, total), total)
-
-
-def _compared(
-    runs: Sequence[ServerRun],
-    served: Served,
-    questions: ServerQuestions,
-    params: EvalParams,
-    observer: Observer,
-) -> tuple[ServerRow, ...]:
-    """A row for every run, beside the model in this process, in the type that the first server
-    computed in."""
-    from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
-    from oscar_zoo.evaluate.simulated_cache import CacheSpec
-    from oscar_zoo.models.loading import load_model
-    from oscar_zoo.models.memory import Workload, memory_errors, pick_device
-
-    observer.advance("loading the model", 0, 0)
-    told = runs[0].facts.dtype
-    model = load_model(
-        served.choice.source,
-        revision=served.revision,
-        dtype=told if told in ("float32", "bfloat16") else served.dtype,  # type: ignore[arg-type]
-        device=pick_device(params.device),
-        model_id=served.choice.model_id,
-        stream=params.stream_weights,
-        workload=Workload(questions.longest),
-    )
-    cache = CacheSpec(*both_sides(served.artifact), served.recipe)
-    recent = served.recipe.windows.recent
-    with memory_errors(model.block.id, model.device):
-        reference = ReferenceRun(model, cache, questions, counter(observer, "reference", 0))
-        rows = tuple(compare(run, reference, recent=recent) for run in runs)
-    observer.begin((), timed=False)
-    return rows

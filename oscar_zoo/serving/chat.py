@@ -1,13 +1,13 @@
-"""A conversation with a running server; parts of an answer arrive while it is generated."""
+"""A conversation with a running server, or what answers as one does, part by part."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -20,6 +20,9 @@ SECONDS = 600.0
 MOST_LINE = 1 << 20
 """Maximum size of one event of a stream, in bytes."""
 DATA, DONE = b"data: ", b"[DONE]"
+Turns = list[dict[str, str]]
+Events = Callable[[Turns], Iterator[bytes]]
+"""Asks the last of some turns; the events of the answer."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Answer:
     """What oscar-zoo chat prints for one question; until its end, as far as it has arrived."""
 
     model_id: Annotated[str, says("The id that the request named.")]
-    port: Annotated[int, says("Of the server.", ge=0)]
+    port: Annotated[int | None, says("Of the server; null in this process.", ge=0)]
     text: Annotated[str, Field(serialization_alias="answer")] = ""
     reasoning: Annotated[str, says("What it thought first, where it tells it apart.")] = ""
     cut: Annotated[bool, says("Whether the answer reached the limit of --max-tokens.")] = False
@@ -68,17 +71,11 @@ class Answer:
 
 
 class ChatSession:
-    """One conversation with a server; `most` is the maximum number of tokens of an answer."""
+    """One conversation."""
 
-    def __init__(self, url: str, model: str, *, key: str | None, most: int) -> None:
-        self._address = urlsplit(url)
-        self._fixed: dict[str, Any] = {"model": model, "max_tokens": most, "stream": True}
-        self._fixed["stream_options"] = {"include_usage": True}
-        self._headers = {"Content-Type": "application/json"} | (
-            {"Authorization": f"Bearer {key}"} if key else {}
-        )
-        self._turns: list[dict[str, str]] = []
-        self.answer = Answer(model, self._address.port or 80)
+    def __init__(self, events: Events, model: str, port: int | None = None) -> None:
+        self._events, self._turns = events, Turns()
+        self.answer = Answer(model, port)
         """The last answer."""
 
     def ask(self, text: str) -> Iterator[str]:
@@ -87,38 +84,44 @@ class ChatSession:
         A turn that fails, or whose iterator is closed early, is forgotten.
         """
         turns = [*self._turns, {"role": "user", "content": text}]
-        self.answer = Answer(self.answer.model_id, self.answer.port)
-        yield from self._stream(turns)
-        said = self.answer.reasoning + self.answer.text
+        answer = self.answer = Answer(self.answer.model_id, self.answer.port)
+        asked = time.monotonic()
+        for event in self._events(turns):
+            yield answer.add(event, time.monotonic() - asked)
+        said = answer.reasoning + answer.text
         self._turns = [*turns, {"role": "assistant", "content": said}]
 
     def forget(self) -> None:
         self._turns = []
 
-    def _stream(self, turns: list[dict[str, str]]) -> Iterator[str]:
-        host, port = self._address.hostname or "", self._address.port
-        connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
-        body = json.dumps({**self._fixed, "messages": turns})
-        asked = time.monotonic()
-        try:
-            connection.request(
-                "POST", f"{self._address.path}/chat/completions", body, self._headers
-            )
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ServerFailed(
-                    f"the server answered {response.status}: {_message(response.read(MOST_LINE))}"
-                )
-            while line := response.readline(MOST_LINE):
-                if line.startswith(DATA) and (event := line[len(DATA) :].strip()) != DONE:
-                    yield self.answer.add(event, time.monotonic() - asked)
-        except (OSError, http.client.HTTPException) as error:
-            cause = str(error) or type(error).__name__
+
+def server_events(
+    url: str, model: str, key: str | None, most: int, turns: Turns
+) -> Iterator[bytes]:
+    """Those of a server; `most` is the maximum number of tokens of an answer."""
+    address, asked = urlsplit(url), {"model": model, "messages": turns, "max_tokens": most}
+    asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    headers = {"Content-Type": "application/json"}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=SECONDS)
+    try:
+        body = json.dumps(asked)
+        connection.request("POST", f"{address.path}/chat/completions", body, headers)
+        response = connection.getresponse()
+        if response.status != 200:
             raise ServerFailed(
-                f"the server does not answer: {cause}.", hint="see what runs: oscar-zoo ps"
-            ) from None
-        finally:
-            connection.close()
+                f"the server answered {response.status}: {_message(response.read(MOST_LINE))}"
+            )
+        while line := response.readline(MOST_LINE):
+            if line.startswith(DATA) and (event := line[len(DATA) :].strip()) != DONE:
+                yield event
+    except (OSError, http.client.HTTPException) as error:
+        cause = str(error) or type(error).__name__
+        raise ServerFailed(
+            f"the server does not answer: {cause}.", hint="see what runs: oscar-zoo ps"
+        ) from None
+    finally:
+        connection.close()
 
 
 def _message(body: bytes) -> str:

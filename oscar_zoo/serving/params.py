@@ -15,6 +15,7 @@ from oscar_zoo.registry.params import (
     COMPUTE,
     DEVICE,
     KEY_FILE,
+    MODEL_HERE,
     OFFLINE,
     REVISION,
     SERVED_MODEL,
@@ -256,25 +257,28 @@ class StopParams:
 class ChatParams:
     """Talk to a server that `oscar-zoo serve` runs on this machine, or ask it one question.
 
-    One word of letters, digits and ._:@/~- is the name or the port of a server, and a QUESTION of
-    one word follows it. All that comes from a pipe is one question, too. With a QUESTION nothing is
-    read.
+    With --model transformers runs a model in this process, with the cache of the artifact NAME, by
+    default that of the model.
 
-    On a terminal every line is a question, and so is a text of many lines that is pasted. Arrow
-    keys edit, and up brings back what was typed. /new starts another conversation, Ctrl-C ends an
-    answer. Ctrl-D, /bye and Ctrl-C twice end the chat. Any other /WORD alone is refused.
+    One word of letters, digits and ._:@/~- is a NAME or the port of a server, and a QUESTION of one
+    word follows it. All that comes from a pipe is one question, too.
+
+    On a terminal every line is a question, and so is a pasted text. Arrow keys edit, and up brings
+    back what was typed. /new starts another conversation, Ctrl-C ends an answer. Ctrl-D, /bye and
+    Ctrl-C twice end the chat. Any other /WORD alone is refused.
 
     \b
     Examples:
-      oscar-zoo chat
       oscar-zoo chat 30000
       oscar-zoo chat "Why is the sky blue?"
-      oscar-zoo chat Qwen3-8B Hello --json
-      cat question.txt | oscar-zoo chat Qwen3-8B
+      cat question.txt | oscar-zoo chat Qwen3-8B --json
+      oscar-zoo chat --model ./my-model ./my-rotation
     """
 
     server: Named = None
     question: Annotated[str | None, Arg("What to ask.", "[QUESTION]")] = None
+    model: Annotated[str | None, MODEL_HERE] = None
+    device: Annotated[str | None, DEVICE] = None
     api_key_file: KeyFile = None
     max_tokens: Annotated[
         int,

@@ -1,59 +1,45 @@
-"""`oscar-zoo chat`: talk to a server that runs."""
+"""`oscar-zoo chat`: talk to a server that runs, or to a model in this process."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.cli import build
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, ServerNotFound, UsageError
+from oscar_zoo.observer import Note
 from oscar_zoo.serving.params import ChatParams
 
 if TYPE_CHECKING:
-    from oscar_zoo.serving.records import ServerRecord
+    from oscar_zoo.serving.chat import ChatSession
 
 _NAME = re.compile("[A-Za-z0-9._:@/~-]+")
 """What can be a name of a server, where a question could stand, too."""
 
 
-def _body(
-    as_json: bool,
-    server: str | None,
-    question: str | None,
-    api_key_file: Path | None,
-    max_tokens: int,
-) -> int:
+def _body(as_json: bool, **values: Any) -> int:
     from oscar_zoo.cli.render.chat import answer, talk
-    from oscar_zoo.engines.sglang.launch.plan import client_url
-    from oscar_zoo.serving.chat import ChatSession
-    from oscar_zoo.serving.records import key_of, read_key
     from oscar_zoo.verb import as_json as plain
 
-    if server is not None and question is None and not _NAME.fullmatch(server):
-        server, question = None, server
-    asks = question is not None or not sys.stdin.isatty()
-    if as_json and not asks:
-        raise UsageError(
-            "--json needs a question.", hint='add one: oscar-zoo chat "Why is the sky blue?" --json'
-        )
-    record = _find(server, question)
-    key = read_key(api_key_file) if api_key_file else key_of(record)
-    session = ChatSession(client_url(record.url), record.model, key=key, most=max_tokens)
-    if not asks:
-        terminal.note(f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.")
+    params = ChatParams(**values)
+    if params.server and params.question is None and not _NAME.fullmatch(params.server):
+        params = replace(params, server=None, question=params.server)
+    session = None if params.model else _of_server(params)
+    talks = params.question is None and sys.stdin.isatty()
+    question = (params.question or ("" if talks else sys.stdin.read())).strip("\r\n")
+    if (as_json or not talks) and not question.strip():
+        raise UsageError("there is no question.", hint='add: oscar-zoo chat "Why is the sky blue?"')
+    session = session or _loaded(params, as_json)
+    if talks:
+        where = f" on port {session.answer.port}" if session.answer.port else ""
+        terminal.note(f"{session.answer.model_id}{where}. /new forgets, Ctrl-D ends.")
         talk(session)
-        return 0
-    question = (sys.stdin.read() if question is None else question).strip("\r\n")
-    if not question.strip():
-        raise UsageError(
-            "stdin holds no question.",
-            hint='write it behind: oscar-zoo chat "Why is the sky blue?"',
-        )
-    if as_json:
+    elif as_json:
         for _ in session.ask(question):
             pass
         terminal.emit_json(plain(session.answer))
@@ -65,16 +51,17 @@ def _body(
 command = build.of_body("chat", ChatParams, _body, quiet=False)
 
 
-def _find(server: str | None, question: str | None) -> ServerRecord:
-    """The server that is meant, which must be ready."""
-    from oscar_zoo.serving import records
+def _of_server(params: ChatParams) -> ChatSession:
+    """With the server that is meant, which must be ready."""
+    from oscar_zoo.engines.sglang.launch.plan import client_url
+    from oscar_zoo.serving import chat, records
 
     try:
-        record = records.find(server, "chat")
+        record = records.find(params.server, "chat")
     except ServerNotFound as error:
         here = records.running()
-        if server is not None and here:  # one word, or several without quotes
-            words = shlex.quote(" ".join(filter(None, (server, question))))
+        if params.server and here:  # one word, or several without quotes
+            words = shlex.quote(" ".join(filter(None, (params.server, params.question))))
             error.advise(f"if that is a question: oscar-zoo chat {here[0].port} {words}")
         raise
     if record.state == "starting":
@@ -82,4 +69,34 @@ def _find(server: str | None, question: str | None) -> ServerRecord:
             f"{record.model} on port {record.port} is still starting.",
             hint=f"try again when it is ready; what it does: oscar-zoo logs {record.port}",
         )
-    return record
+    key = records.read_key(params.api_key_file) if params.api_key_file else records.key_of(record)
+    known = client_url(record.url), record.model, key, params.max_tokens
+    return chat.ChatSession(partial(chat.server_events, *known), record.model, record.port)
+
+
+def _loaded(params: ChatParams, as_json: bool) -> ChatSession:
+    """With a model in this process. What can be wrong is found before its weights are read."""
+    from oscar_zoo.cli.render.progress import TerminalObserver
+    from oscar_zoo.engines.requirements import require_compute
+    from oscar_zoo.evaluate.in_process import find_subject, load_subject
+    from oscar_zoo.evaluate.params import EvalParams
+    from oscar_zoo.serving.chat import ChatSession
+    from oscar_zoo.serving.prepared import both_sides
+
+    require_compute()
+    model, device = str(params.model), params.device
+    wanted = EvalParams(params.server or model, model=model, device=device, stream_weights=False)
+    with TerminalObserver(as_json=as_json) as observer:
+        subject = find_subject("chat", wanted, observer)
+        from oscar_zoo.engines.transformers import cache, chat
+
+        k, v = both_sides(subject.artifact)
+        k.require_geometry("k", subject.block, subject.block.id)
+        v.require_geometry("v", subject.block, subject.block.id)
+        settings = chat.settings_of(subject.choice.source)
+        loaded = load_subject(wanted, subject.choice, observer, longest=1)
+        bits = f"{subject.recipe.bits_per_element:.2f} bits on {loaded.device}"
+        text = f"{loaded.block.id} with {subject.artifact.label}, {bits}."
+        observer.note(Note("chat.model", text))
+    made = cache.OscarCache(loaded.model, k, v, subject.recipe)
+    return ChatSession(chat.Answering(loaded, made, settings, params.max_tokens), loaded.block.id)

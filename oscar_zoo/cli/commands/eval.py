@@ -88,8 +88,9 @@ def _asks_benchmarks(params: EvalParams) -> bool:
                 f"no such task: {name}.", hint=f"tasks: {', '.join((*TEXT_TASKS, *NAMES))}"
             )
     texts = [name for name in params.tasks if name in TEXT_TASKS]
-    wrong = ["tasks"] if "sessions" in texts and params.engine != "transformers" else []
-    _refuse(params, wrong, "sessions is measured in this process.", "leave out --engine")
+    alone = {"transformers": {"sessions", "recall"}, "sglang": {"sessions"}}.get(str(params.engine))
+    wrong = ["tasks"] if alone and alone & {*texts} else []
+    _refuse(params, wrong, "is measured with the simulated cache.", "leave out --engine")
     if texts and len(texts) < len(params.tasks):
         raise UsageError(
             f"{texts[0]} is not asked together with benchmarks.", hint="give two commands"
@@ -105,7 +106,7 @@ def _check_against(params: EvalParams) -> None:
             "--against measures divergence, perplexity and recall together.",
             hint="leave out --task",
         )
-    if params.engine != "transformers" or params.engine_flags:
+    if params.engine or params.engine_flags:
         raise UsageError(
             "--against simulates caches in this process.", hint="leave out --engine and its flags"
         )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.errors import ServerFailed, UsageError
+from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.serving.chat import ChatSession
 
 NEW = "/new"
@@ -52,7 +52,7 @@ def talk(chat: ChatSession) -> None:
 
 
 def answer(chat: ChatSession, question: str) -> None:
-    """Ask `question` and write the answer to stdout. Raises `ServerFailed`."""
+    """Ask `question` and write the answer to stdout. Raises `OscarZooError`."""
     _show(chat.ask(question))
     if chat.answer.cut:
         terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
@@ -70,7 +70,7 @@ def _turn(chat: ChatSession, text: str) -> None:
             )
         elif text:
             answer(chat, text)
-    except (ServerFailed, UsageError) as error:
+    except OscarZooError as error:
         terminal.print_error(error.code, error.message, error.hint, as_json=False)
 
 
@@ -115,7 +115,7 @@ def _show(parts: Iterator[str]) -> None:
                 )
             )
             sys.stdout.flush()
-    except (ServerFailed, SystemExit):
+    except (OscarZooError, SystemExit):
         if begun:
             _end_line()
         raise

@@ -180,6 +180,8 @@ def print_servers(found: ServerReport) -> None:
     console.print(table)
     for exact in [row.perplexity.exact for row in rows if row.perplexity is not None][:1]:
         console.print(f"Without quantization the perplexity is {exact:,.4f}.")
+        apart = max(row.largest_difference or 0 for row in rows)
+        console.print(f"Log-probabilities are {apart:.2g} from the reference's at most.")
     for row in rows:
         for violation in row.violations:
             console.print(f"chunk {row.chunk}, page {row.page_size}: {terminal.clean(violation)}")
