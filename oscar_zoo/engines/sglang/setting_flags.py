@@ -206,7 +206,7 @@ OPTIONS = {
         "--oscar-host-sinks",
         _whole(0),
         "prompts whose first tokens are kept in the host's memory when their place on the GPU is"
-        " given away; as many as take 1 GB of every worker by default, and none on a CPU",
+        " given away; as many as take 1 GB by default, and none on a CPU",
         "1000",
     ),
     "bits": Option(

@@ -35,7 +35,7 @@ FIRED: set[str] = set()
 BEFORE_BACKEND = frozenset({"rendezvous", "kv_dtype", "slot_bytes", "budget", "rows", "pool"})
 """Hooks that must have run when the attention backend is built."""
 HOST_BYTES = 1 << 30
-"""Of the host, for first tokens whose place on the GPU was given away."""
+"""Of the host, for first tokens whose place on a GPU was given away, of all ranks together."""
 FACTS: dict[str, Any] = {}
 """Numbers for reports that the hooks gave to SGLang."""
 
@@ -134,7 +134,7 @@ def sink_blocks(shape: WindowShape, device: str) -> SinkBlocks:
     host = chosen.host_sinks
     if host is None:  # by what is alike on all ranks, which must decide alike
         usual = HOST_BYTES if device.startswith("cuda") else 0
-        host = usual // max(1, shape.sink * shape.token_bytes)
+        host = usual // max(1, shape.sink * shape.token_bytes * shape.ranks)
     return SinkBlocks(shape.sink, shape.num_blocks, chosen.refilled or None, host)
 
 
