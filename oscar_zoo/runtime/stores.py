@@ -130,6 +130,7 @@ class WindowShape:
     recent: int  # tokens of the window that is read from a ring
     dtype: torch.dtype  # of the rows
     idle: int = 0  # sink blocks beyond one per row; they keep the first tokens of finished requests
+    host: int = 0  # sink blocks that the host keeps beside them
     # Most tokens that a step writes before it is known which of them stay; 1 without speculative
     # decoding.
     drafts: int = 1

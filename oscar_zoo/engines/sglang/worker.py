@@ -89,7 +89,7 @@ def fixed_memory(configurator: Any, *, num_rows: int) -> memory_plan.MemoryPlan:
 def make_stores(
     slots: SlotShape, windows: WindowShape, device: str
 ) -> tuple[SlotStore, WindowStore]:
-    owners = sink_blocks(windows, str(device)), KeptRings(kept_by_hits(), windows.drafts)
+    owners = sink_blocks(windows), KeptRings(kept_by_hits(), windows.drafts)
     return SlotStore(slots, device), WindowStore(windows, device, *owners)
 
 
@@ -129,13 +129,8 @@ def check_model(model_config: Any, args: Any = None) -> None:
     )
 
 
-def sink_blocks(shape: WindowShape, device: str) -> SinkBlocks:
-    chosen = served()[0]
-    host = chosen.host_sinks
-    if host is None:  # by what is alike on all ranks, which must decide alike
-        usual = HOST_BYTES if device.startswith("cuda") else 0
-        host = usual // max(1, shape.sink * shape.token_bytes * shape.ranks)
-    return SinkBlocks(shape.sink, shape.num_blocks, chosen.refilled or None, host)
+def sink_blocks(shape: WindowShape) -> SinkBlocks:
+    return SinkBlocks(shape.sink, shape.num_blocks, served()[0].refilled or None, shape.host)
 
 
 def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
@@ -171,7 +166,7 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
             f"{drafts} draft tokens do not fit into a window of {chosen.recent} tokens.",
             hint=f"--oscar-recent-size {drafts}, or fewer --speculative-num-draft-tokens",
         )
-    return WindowShape(
+    shape = WindowShape(
         num_layers=len(geometry.worker_layers(configurator)),
         num_rows=num_rows,
         num_kv_heads=len(geometry.local_kv_heads(model)),
@@ -184,3 +179,9 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
         drafts=drafts,
         ranks=geometry.attention_ranks(),
     )
+    host = chosen.host_sinks
+    if host is None:  # by what is alike on all ranks, which must decide alike
+        usual = HOST_BYTES if str(configurator.device).startswith("cuda") else 0
+        whole = replace(shape, num_layers=len(geometry.full_layers(model)))
+        host = usual // max(1, shape.sink * whole.token_bytes * shape.ranks)
+    return replace(shape, host=host)

@@ -53,7 +53,7 @@ def install(mode: str, mutant: str, ops: str) -> None:
         slots: SlotShape, windows: WindowShape, device: str
     ) -> tuple[SlotStore, WindowStore]:
         store = (exact.ExactStore if mode == "lossless" else SlotStore)(slots, device)
-        sinks = worker.sink_blocks(windows, device)
+        sinks = worker.sink_blocks(windows)
         if mutant == "publish_early":
             sinks = mutants.EarlySinks(sinks.width, sinks.num_blocks, sinks.recent)
         kept = mutants.StaleWindows if mutant == "keep_stale_rows" else WindowStore
