@@ -132,25 +132,24 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
             rows.write(key, value)
             found: Tensor = exact_attention(module, query, key, value, mask, **given)[0]
             return found
-        softmax = Softmax.of_call(query, given)
         if new <= min(MOST_DRAFTS, rows.store.recent):
-            return self._few(query, key, value, softmax)
-        return self._many(module, query, key, value, mask, softmax, given)
+            return self._few(query, key, value, Softmax.of_call(query, given))
+        return self._many(module, query, key, value, mask, given)
 
     @in_place
     def _few(self, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
         """Tokens that each read what they would read if they had come one by one."""
         rows, (batch, heads, new, _) = self._rows, query.shape
         shift, partner = self._shift(query, softmax), rows.spec.transforms.o_partner
+        kernels = rows.ops is KERNELS and heads // rows.store.num_kv_heads <= LARGEST_GROUP
+        if kernels and shift is not None and softmax.cap is not None:
+            raise UnsupportedModel("a soft cap does not go with keys that lack their mean.")
         turned = rows.write(key, value, query)
         assert turned is not None
-        kernels = rows.ops is KERNELS and heads // rows.store.num_kv_heads <= LARGEST_GROUP
         if not kernels or max(rows.steps.pads) > rows.length - new:  # some of them are padding
             out = codes.attend(rows, turned.unflatten(0, (new, batch)).float(), softmax, shift)
             out = apply_o_partner(out.flatten(0, 1), partner).unflatten(0, (new, batch))
             return out.transpose(0, 1).to(query.dtype)
-        if shift is not None and softmax.cap is not None:
-            raise UnsupportedModel("a soft cap does not go with keys that lack their mean.")
         by_sequence = turned.unflatten(0, (new, batch)).transpose(0, 1).flatten(0, 1)
         own = engine.Softmax(softmax.scaling, softmax.cap or 0.0, softmax.sinks)
         plain = query.transpose(1, 2).flatten(0, 1)
@@ -163,17 +162,10 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         return out.unflatten(0, (batch, new)).to(query.dtype)
 
     def _many(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        softmax: Softmax,
-        given: Mapping[str, Any],
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Any
     ) -> Tensor:
         """A chunk, which reads its own tokens exactly and older ones as they are in the cache."""
-        rows, t = self._rows, self._rows.spec.transforms
+        rows, t, softmax = self._rows, self._rows.spec.transforms, Softmax.of_call(query, given)
         old = rows.read(rows.length, key.dtype)
         rows.write(key, value)
         own = _turned(key, t.k_forward, t.k_mean), _turned(value, t.v_forward)
@@ -203,12 +195,7 @@ def _turned(x: Tensor, matrix: Tensor, mean: Tensor | None = None) -> Tensor:
 
 
 def oscar_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **rest: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **rest: Any
 ) -> tuple[Tensor, None]:
     """Exact for what is no layer of an `OscarCache`, such as sliding windows and other caches."""
     layer = getattr(key, MARK, None)
