@@ -83,9 +83,7 @@ def test_memory_that_ends_in_the_middle_of_a_job_is_one_line(tmp_path: Path) -> 
         method="wush",
         output=tmp_path / "made" / "rotation",
     )
-    with pytest.raises(
-        NotEnoughMemory, match=r"^model needs about \d+ GB on cpu, .* GB are free\.$"
-    ):
+    with pytest.raises(NotEnoughMemory, match=r"^model needs about \d+ GB on cpu, .* are free\."):
         compute_artifact(options, progress=ends)
     assert not (tmp_path / "made").exists()
 

@@ -217,7 +217,7 @@ def test_the_template_can_be_turned_off_and_on(tmp_path: Path) -> None:
 def test_a_chat_the_template_refuses_is_named_with_the_line(tmp_path: Path) -> None:
     path = jsonl(tmp_path, CHATS[0], {"messages": [{"role": "system", "content": "s"}]})
     with pytest.raises(
-        UsageError, match=r"refuses line 2 of .*chats\.jsonl: no system turns here\.$"
+        UsageError, match=r"refuses line 2 of .*chats\.jsonl: no system turns here\."
     ):
         stream_of(path, ChatLetters())
 

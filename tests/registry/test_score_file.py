@@ -58,7 +58,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "unknown key": (lambda v: v.update(extra=1), "extra"),
     "unknown key of a score": (score_with(extra=1), "extra"),
     "no scores": (lambda v: v.update(scores=[]), "at least 1"),
-    "no tag": (lambda v: v.update(artifact="Qwen3-8B"), "not an artifact id\\.$"),
+    "no tag": (lambda v: v.update(artifact="Qwen3-8B"), "not an artifact id\\."),
     "twice": (lambda v: v["scores"].append(v["scores"][0]), "there twice"),
     "other bytes": (score_with(artifact_digest="sha256:" + "b" * 64), "measured with sha256:bbb"),
     "no digest": (score_with(artifact_digest=None), "needs artifact_digest"),

@@ -92,6 +92,7 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
         "used_sink_blocks": 0,
         "idle_sink_blocks": 3,
         "sink_hits_total": len(hits),
+        "sink_host_hits_total": 0,
         "sink_misses_total": 0,
         "ring_hits_total": 1,
         "ring_misses_total": 0,
