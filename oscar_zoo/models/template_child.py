@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from datetime import datetime
 from typing import Any
@@ -28,6 +29,7 @@ TOO_MUCH = "too much"
 
 
 def main(cpu_seconds: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends an answer of a chat, and not this
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     template: Any = None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from oscar_zoo.artifact.names import is_path
 from oscar_zoo.cli import build
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, ServerNotFound, UsageError
@@ -60,7 +61,9 @@ def _of_server(params: ChatParams) -> ChatSession:
         record = records.find(params.server, "chat")
     except ServerNotFound as error:
         here = records.running()
-        if params.server and here:  # one word, or several without quotes
+        if params.server and is_path(params.server):
+            error.advise(f"without a server: oscar-zoo chat --model MODEL {params.server}")
+        elif params.server and here:  # one word, or several without quotes
             words = shlex.quote(" ".join(filter(None, (params.server, params.question))))
             error.advise(f"if that is a question: oscar-zoo chat {here[0].port} {words}")
         raise
@@ -91,8 +94,7 @@ def _loaded(params: ChatParams, as_json: bool) -> ChatSession:
         from oscar_zoo.engines.transformers import cache, chat
 
         k, v = both_sides(subject.artifact)
-        k.require_geometry("k", subject.block, subject.block.id)
-        v.require_geometry("v", subject.block, subject.block.id)
+        cache.check_made_for(subject.artifact, k, v, subject.block)
         settings = chat.settings_of(subject.choice.source)
         loaded = load_subject(wanted, subject.choice, observer, longest=1)
         bits = f"{subject.recipe.bits_per_element:.2f} bits on {loaded.device}"

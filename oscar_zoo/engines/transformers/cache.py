@@ -15,13 +15,13 @@ import copy
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 # isort: split
-from oscar_zoo.errors import MissingDependency, UnsupportedModel, UsageError
+from oscar_zoo.errors import GeometryMismatch, MissingDependency, UnsupportedModel, UsageError
 from oscar_zoo.models import model_source  # noqa: F401  (first: it prepares the imports)
 
 # isort: split
@@ -84,6 +84,11 @@ class OscarCache(Cache):  # type: ignore[misc]
             GeometryMismatch: the rotations are of another model.
             UnsupportedModel: a layer keeps something else than keys and values of each token.
         """
+        if not hasattr(model, "set_attn_implementation"):
+            given = type(model).__name__
+            raise UsageError(f"model= is a loaded model of transformers, and not a {given}.")
+        if attention not in get_args(Attention):
+            raise UsageError(f"attention={attention!r} is neither 'auto' nor 'keep'.")
         block = block_of(model.config)
         k.require_geometry("k", block, block.id)
         v.require_geometry("v", block, block.id)
@@ -127,8 +132,11 @@ class OscarCache(Cache):  # type: ignore[misc]
     @classmethod
     def from_artifact(cls, artifact: Artifact, *, model: Any, **options: Any) -> OscarCache:
         """The same of a rotation that `oscar_zoo.pull` gave."""
+        k, v = artifact.rotations()
+        if hasattr(model, "config"):
+            check_made_for(artifact, k, v, block_of(model.config))
         recipe = artifact.recipe or serving_recipe(None, block_of(model.config).geometry)
-        return cls(model, *artifact.rotations(), recipe, **options)
+        return cls(model, k, v, recipe, **options)
 
     @staticmethod
     def bytes_for(
@@ -171,7 +179,7 @@ class OscarCache(Cache):  # type: ignore[misc]
             raise UsageError(
                 f"keys and values of layer {layer.index} are {found}, sequences, heads and"
                 f" channels, and this cache holds {want}.",
-                hint="make a cache for each batch; processes cannot share the heads of a layer",
+                hint="make a cache for each batch and each model",
             )
 
     def workspace(self, rows: Rows, num_q_heads: int, new: int) -> Workspace:
@@ -217,11 +225,12 @@ class OscarCache(Cache):  # type: ignore[misc]
         block, tokens = self.block, self.get_seq_length(self.block.attention_layers[0])
         batch = max(1, len(self.steps.pads))
         row = 2 * block.num_kv_heads * sum(block.head_dims) * len(block.attention_layers)
-        plain, own = row * tokens * batch, max(1, self.nbytes)
+        plain, own = row * tokens * batch, self.nbytes
+        times = f", {plain / own:.1f} times as much" if plain > own else ""
         return (
-            f"{tokens:,} tokens x {batch} in {self.nbytes / MB:,.1f} MB with windows; BF16 takes"
-            f" {plain / MB:,.1f} MB, {plain / own:.1f} times as much"
-            f" ({self.recipe.bits_per_element:.2f} bits per element, {block.id})"
+            f"{tokens:,} tokens x {batch} in {own / MB:,.1f} MB; BF16 takes {plain / MB:,.1f} MB"
+            f"{times} ({self.recipe.bits_per_element:.2f} bits per element but for the first and"
+            f" last tokens, {block.id})"
         )
 
     def __repr__(self) -> str:
@@ -233,6 +242,17 @@ def block_of(config: Any) -> ModelBlock:
     given = str(getattr(config, "name_or_path", None) or "")
     name = type(config).__name__ if given in ("", "None") else Path(given).name
     return model_block(config, model_id=safe_part(name), revision=None, config_sha256="0" * 64)
+
+
+def check_made_for(artifact: Artifact, k: RotationSet, v: RotationSet, block: ModelBlock) -> None:
+    """Refuse rotations of another model, by its name."""
+    try:
+        k.require_geometry("k", block, block.id)
+        v.require_geometry("v", block, block.id)
+    except GeometryMismatch as error:
+        made = artifact.base_model or "another model"
+        error.advise(f"{artifact.label} was made for {made}; make one: oscar-zoo compute MODEL")
+        raise
 
 
 def layer_specs(block: ModelBlock, recipe: ServingRecipe) -> list[tuple[Any, Any]]:

@@ -62,8 +62,8 @@ class Answering:
         limit = (model.block.rope and model.block.rope.max_position) or len(prompt) + self._most
         most = min(self._most, limit - len(prompt))
         if most < 1:
-            message = f"{len(prompt):,} tokens are more than {model.block.id} can go on from."
-            raise UsageError(message, hint="/new starts another conversation")
+            message = f"{len(prompt):,} tokens are asked; {model.block.id} takes {limit:,}."
+            raise UsageError(message, hint="shorten the question, or begin anew with /new")
         self._crop_to(prompt)
         streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         stop = Event()

@@ -22,6 +22,7 @@ from tiny_models import EXAMPLE
 
 from oscar_zoo.engines.transformers.chat import Answering, settings_of
 from oscar_zoo.errors import UsageError
+from oscar_zoo.models.chat_template import ChatTemplate
 from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.observer import SILENT
 from oscar_zoo.registry.artifacts import open_folder
@@ -215,6 +216,16 @@ def test_a_terminal(world: Path, model: LoadedModel) -> None:
     os.write(ours, b"\x04")
     assert child.wait(60) == 0
     os.close(ours)
+
+
+def test_ctrl_c_leaves_the_template_alone() -> None:
+    """A terminal sends it to all processes of the chat."""
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    for said in ("one", "two"):
+        asked = [{"role": "user", "content": said}]
+        assert template.render(asked, add_generation_prompt=True) == said
+        assert template._process is not None
+        template._process.send_signal(signal.SIGINT)
 
 
 def test_ctrl_c_ends_an_answer(world: Path) -> None:
