@@ -63,15 +63,18 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append(row)
     if options.output:
         options.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    if any("not_run" in row for row in rows if row["cache"] in (OURS, KEEP)):
+        raise SystemExit(1)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser()
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     modes = parser.add_subparsers(dest="mode", required=True)
     timed, perplexity, asked = map(modes.add_parser, ("steps", "quality", "question"))
     for mode in (timed, perplexity, asked):
         mode.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-        mode.add_argument("--only", default="", help="part of the names of the caches to run")
+        mode.add_argument("--only", type=_part, default="", help=f"a part of {', '.join(CACHES)}")
         mode.add_argument("--output", type=Path, metavar="FILE", help="write JSON")
     timed.add_argument("--tokens", type=_numbers, default="2048,8192,32768")
     timed.add_argument("--batch", type=_numbers, default="1,8")
@@ -234,6 +237,14 @@ def _memory(device: torch.device, *, peak: bool = False) -> int:
         Path("/proc/self/clear_refs").write_text("5")
     lines = dict(x.split(":", 1) for x in Path("/proc/self/status").read_text().splitlines())
     return int(lines["VmHWM" if peak else "VmRSS"].split()[0]) * 1024
+
+
+def _part(text: str) -> str:
+    if not any(text in name for name in CACHES):
+        raise argparse.ArgumentTypeError(
+            f"no cache is called {text}; there are {', '.join(CACHES)}"
+        )
+    return text
 
 
 def _numbers(text: str) -> list[int]:
