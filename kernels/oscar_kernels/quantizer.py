@@ -168,7 +168,8 @@ def quantize(x: Tensor, spec: QuantSpec, feedback: Tensor | None = None) -> tupl
     if feedback is not None and x.is_cuda and _triton.missing(x.device) is None:
         from oscar_kernels.kv_write.launcher import quantize_rows
 
-        return quantize_rows(x, spec, feedback, SCALE_DTYPES[spec.scale_dtype])
+        with torch.cuda.device_of(x):  # a model on several GPUs has rows on each of them
+            return quantize_rows(x, spec, feedback, SCALE_DTYPES[spec.scale_dtype])
     codes, affine = quantize_codes(x, spec, feedback)
     return pack(codes, spec.bits), affine
 

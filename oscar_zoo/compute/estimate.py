@@ -29,7 +29,7 @@ GAINS, VERIFY = "bits by layer", "bits verified"
 """Names of phases."""
 MEASURED_PASSES = {HELD_OUT: 1, ERRORS: 2, PERPLEXITY: 8, RECALL: 2, MORE_RECALL: 1}
 """How often `auto` reads as many tokens as are held out, in each of its phases; it drops candidates
-early. Measured with SmolLM2-135M on two cores, as all that follows for CPUs."""
+early. About what SmolLM2-135M and the example model took on two cores."""
 FAST_PASSES = {HELD_OUT: 1, ERRORS: 9}
 """As `MEASURED_PASSES`, with `fast`."""
 

@@ -251,7 +251,8 @@ def check_made_for(artifact: Artifact, k: RotationSet, v: RotationSet, block: Mo
         v.require_geometry("v", block, block.id)
     except GeometryMismatch as error:
         made = artifact.base_model or "another model"
-        error.advise(f"{artifact.label} was made for {made}; make one: oscar-zoo compute MODEL")
+        what = f"the rotation {artifact.label} was made for {made}"
+        error.advise(f"{what}; make one: oscar-zoo compute MODEL")
         raise
 
 

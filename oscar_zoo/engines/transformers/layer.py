@@ -68,6 +68,11 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
             marked = key_states.view(key_states.shape)  # never a tensor of the caller
             setattr(marked, MARK, self)
             return marked, value_states
+        with torch.cuda.device_of(key_states):  # kernels are launched on the current one
+            return self._all_rows(key_states, value_states)
+
+    def _all_rows(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Write new tokens; gives keys and values of all, in the basis of the model."""
         rows, new = self._rows, key_states.shape[2]
         if not rows.length:
             self._begin(len(key_states), None)
@@ -201,7 +206,8 @@ def oscar_attention(
     layer = getattr(key, MARK, None)
     if layer is None:
         return exact_attention(module, query, key, value, attention_mask, **rest)
-    return layer.attend(module, query, attention_mask, rest), None
+    with torch.cuda.device_of(query):
+        return layer.attend(module, query, attention_mask, rest), None
 
 
 AttentionInterface.register(NAME, oscar_attention)
