@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from cli_output import Cli
 from tiny_artifacts import artifact_files, write_folder
-from tiny_models import EXAMPLE
 
 from oscar_zoo.engines.transformers.chat import Answering, settings_of
 from oscar_zoo.errors import UsageError
@@ -34,20 +33,6 @@ PLAIN = "{% for m in messages %}{{ m['content'] }}" + END + "{% endfor %}"
 REWRITING = PLAIN.replace("m['content']", "m['content'] if loop.last else m['content'][:9]")
 ASKED = "How do I make a file?", "And how do I read the file again, then?"
 NEW = 40
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example `model`, which chats, and an `artifact` for it."""
-    root = tmp_path_factory.mktemp("world")
-    shutil.copytree(EXAMPLE, root / "model")
-    write_folder(root / "artifact", artifact_files())
-    return root
 
 
 @pytest.fixture(autouse=True)

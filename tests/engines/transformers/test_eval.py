@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_output import Cli
-from tiny_artifacts import artifact_files, write_folder
-from tiny_models import EXAMPLE
 
 from oscar_zoo.engines.transformers.layer import OscarLayer
 from oscar_zoo.evaluate.in_process import evaluate_artifact
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("world")
-    shutil.copytree(EXAMPLE, root / "model")
-    write_folder(root / "artifact", artifact_files())
-    return root
 
 
 def words(world: Path, *more: object) -> tuple[object, ...]:
