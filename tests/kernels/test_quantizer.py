@@ -281,11 +281,19 @@ def test_feedback_is_carried_on_channel_by_channel() -> None:
                 assert int(codes[head, row, channel]) == code
 
 
+INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton does not interpret")
+DEVICES = pytest.param("cpu", marks=INTERPRETED), pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("d", "group", "bits", "clip"), [(16, 8, 2, 0.9), (24, 24, 2, 0.0), (128, 32, 4, 0.0)]
 )
-def test_rows_with_feedback_in_one_launch(d: int, group: int, bits: int, clip: float) -> None:
+def test_rows_with_feedback_in_one_launch(
+    d: int, group: int, bits: int, clip: float, device: str
+) -> None:
     draw, spec = torch.Generator().manual_seed(3), QuantSpec(d, group, clip, bits=bits)
     x, u = torch.randn(2, 3, 37, d, generator=draw), torch.randn(3, d, d, generator=draw).triu(1)
-    got = quantize_rows(x, spec, u.half() / 5, torch.float16)
-    assert all(map(torch.equal, got, quantizer.quantize(x, spec, u.half() / 5)))
+    got = quantize_rows(x.to(device), spec, u.half().to(device) / 5, torch.float16)
+    want = quantizer.quantize(x, spec, u.half() / 5)
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(got, want, strict=True))

@@ -38,6 +38,7 @@ from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import safe_part
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.transformers.graph import StepGraph, install
 from oscar_zoo.engines.transformers.layer import NAME, OscarLayer, with_state
 from oscar_zoo.engines.transformers.rows import EXACT, GROWTH, LayerSpec, Rows
 from oscar_zoo.engines.transformers.steps import SPARE, Steps
@@ -70,6 +71,7 @@ class OscarCache(Cache):  # type: ignore[misc]
         *,
         attention: Attention = "auto",
         attention_mask: Tensor | None = None,
+        cuda_graph: bool = True,
     ) -> None:
         """Args:
             model: of transformers, loaded.
@@ -79,6 +81,7 @@ class OscarCache(Cache):  # type: ignore[misc]
                 product for every cached token in every step.
             attention_mask: `[B, T]` of a batch with padding on the left. Only needed with `keep`
                 and where `generate` takes the prompt in pieces.
+            cuda_graph: replay decode steps on a GPU; see `graph`.
 
         Raises:
             GeometryMismatch: the rotations are of another model.
@@ -109,6 +112,9 @@ class OscarCache(Cache):  # type: ignore[misc]
             spec = LayerSpec(table.layers[place], *specs[place], recipe.windows)
             layers[index] = _replaced(layers, index, OscarLayer(index, spec, self))
         super().__init__(layers=layers)
+        self.graph = StepGraph(self) if cuda_graph else None
+        if cuda_graph:
+            install(model)
         if attention == "auto":
             with suppress(ValueError):  # without the interface its own function gets all rows
                 model.set_attn_implementation(NAME)
@@ -195,6 +201,7 @@ class OscarCache(Cache):  # type: ignore[misc]
     def reset(self) -> None:
         super().reset()
         self.waiting = None
+        self.graph = StepGraph(self) if self.graph else None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.steps.select(beam_idx)
@@ -212,7 +219,8 @@ class OscarCache(Cache):  # type: ignore[misc]
     def __deepcopy__(self, memo: dict[int, Any]) -> OscarCache:
         made = memo[id(self)] = type(self).__new__(type(self))
         memo[id(self._config)] = self._config  # it says how the model attends now
-        made.__dict__ = copy.deepcopy(self.__dict__ | {"_workspaces": {}}, memo)
+        made.__dict__ = copy.deepcopy(self.__dict__ | {"_workspaces": {}, "graph": None}, memo)
+        made.graph = StepGraph(made) if self.graph else None
         return made
 
     @property

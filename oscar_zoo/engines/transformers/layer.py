@@ -152,6 +152,7 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         turned = rows.write(key, value, query)
         assert turned is not None
         if not kernels or max(rows.steps.pads) > rows.length - new:  # some of them are padding
+            rows.steps.need_host()
             out = codes.attend(rows, turned.unflatten(0, (new, batch)).float(), softmax, shift)
             out = apply_o_partner(out.flatten(0, 1), partner).unflatten(0, (new, batch))
             return out.transpose(0, 1).to(query.dtype)

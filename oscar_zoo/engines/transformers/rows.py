@@ -64,6 +64,7 @@ class Rows:
         length: tokens of each sequence, padding included.
         ring_from: the first token whose exact row is in the ring.
         coded: tokens that have codes.
+        windows: which positions have exact rows.
     """
 
     def __init__(self, spec: LayerSpec, steps: Steps, key: Tensor) -> None:
@@ -79,13 +80,13 @@ class Rows:
             dtype=EXACT.get(key.dtype, key.dtype), device=self.device,
         )  # fmt: skip
         blocks = torch.arange(batch, dtype=torch.int32, device=self.device)
-        self._windows = WindowState(blocks, torch.zeros_like(blocks), torch.zeros_like(blocks))
+        self.windows = WindowState(blocks, torch.zeros_like(blocks), torch.zeros_like(blocks))
         self._late: list[Tensor] = []
         """Keys and values without codes, as they came."""
 
     @property
     def batch(self) -> int:
-        return len(self._windows.sink_block)
+        return len(self.windows.sink_block)
 
     @property
     def nbytes(self) -> int:
@@ -96,17 +97,14 @@ class Rows:
         """Append tokens, `[B, heads, T, channels]`; returns the transformed query, `[T * B,
         num_q_heads, head_dim]`, token by token."""
         first, new = self.length, key.shape[2]
-        self.length = end = first + new
-        recent = self.store.recent
-        self.ring_from = max(self.ring_from, end - self.store.ring_rows)
+        end, recent, late = first + new, self.store.recent, self.ops is REFERENCES
         self._reserve(end)
-        late = self.ops is REFERENCES
+        self.count(end)
         flat = [x.permute(2, 0, 1, 3).flatten(0, 1) for x in (key, value)]
         if query is not None:
             query = query.permute(2, 0, 1, 3).flatten(0, 1)
         turned = self._write(flat, first, parts="windows" if late else "all", query=query)
         if not late:
-            self.coded = end
             return turned
         pairs = zip(self._late, flat, strict=True) if self._late else ()
         self._late = [torch.cat(pair) for pair in pairs] or flat
@@ -114,6 +112,18 @@ class Rows:
             self._write(self._late, self.coded, parts="slots")
             self._late, self.coded = [], end
         return turned
+
+    def count(self, length: int) -> None:
+        """There are `length` tokens of each sequence, written here or by a graph."""
+        self.length = length
+        self.ring_from = max(self.ring_from, length - self.store.ring_rows)
+        if self.ops is not REFERENCES:
+            self.coded = length
+
+    @property
+    def room(self) -> int:
+        """Tokens of each sequence that can come before the stores grow."""
+        return len(self.store.codes) // self.batch - self.length
 
     def _write(
         self, rows: list[Tensor], first: int, *, parts: str, query: Tensor | None = None
@@ -123,15 +133,15 @@ class Rows:
         out = None if query is None else query.new_empty(query.shape, dtype=self.ops.rows_dtype)
         return self.ops.write(
             key, value, self.store, self.spec.transforms,
-            self.steps.targets(first, new, self.device), windows=self._windows, parts=parts,
+            self.steps.targets(first, new, self.device), windows=self.windows, parts=parts,
             query=query, query_out=out,
         )  # fmt: skip
 
     def _reserve(self, tokens: int) -> None:
-        have = len(self.store.codes) // self.batch
-        if tokens <= have:
+        lacks = tokens - self.length - self.room
+        if lacks <= 0:
             return
-        more = max(tokens - have, GROWTH) * self.batch
+        more = max(lacks, GROWTH) * self.batch
 
         def grown(x: Tensor) -> Tensor:
             return torch.cat([x, x.new_zeros(more, *x.shape[1:])])
@@ -141,7 +151,7 @@ class Rows:
 
     def view(self, window_from: int | None = None) -> BatchView:
         """All tokens; from `window_from` on they are read from the ring, if it has them."""
-        windows = self._windows
+        windows = self.windows
         if window_from is not None:
             start = self.steps.start(max(window_from, self.ring_from), self.device)
             windows = replace(windows, ring_start=start)
@@ -170,7 +180,7 @@ class Rows:
         self.coded = min(self.coded, length)
         self.ring_from = min(self.ring_from, length)
         start = self.steps.start(self.ring_from, self.device)
-        self._windows = replace(self._windows, ring_start=start)
+        self.windows = replace(self.windows, ring_start=start)
 
     @in_place
     def select(self, indices: Tensor) -> None:
@@ -188,7 +198,7 @@ class Rows:
         self._late = [by_token(x) for x in self._late]
         blocks = torch.arange(len(index), dtype=torch.int32, device=self.device)
         start = self.steps.start(self.ring_from, self.device)
-        self._windows = WindowState(blocks, torch.zeros_like(blocks), start)
+        self.windows = WindowState(blocks, torch.zeros_like(blocks), start)
 
     # The basis of the model
 

@@ -6,7 +6,8 @@ padding on the left of a sequence too; its position in windows does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -31,10 +32,14 @@ class Steps:
         self._given = pads is not None
         self.pads: tuple[int, ...] = () if pads is None else tuple(pads.tolist())
         self._kept: dict[tuple[str, torch.device], tuple[Any, Any]] = {}
+        self._pads_on: dict[torch.device, Tensor] = {}
+        self._at: Tensor | None = None
+        self._room = 0
 
     def begin(self, batch: int, mask: Tensor | None) -> None:
         """A batch begins; `mask`, `[B, 1, T, T]` bool, is true where a token sees another one."""
         self._kept.clear()
+        self._pads_on.clear()
         if not self._given:
             self.pads = _pads(batch, mask)
         elif len(self.pads) != batch:
@@ -47,14 +52,33 @@ class Steps:
         """The sequences of the batch are `indices` of those before."""
         self.pads = tuple(self.pads[i] for i in indices.tolist())
         self._kept.clear()
+        self._pads_on.clear()
 
     def lengths(self, length: int) -> list[int]:
         """Tokens of each sequence without padding, of `length` with it."""
+        self.need_host()
         return [max(0, length - pad) for pad in self.pads]
 
     def start(self, position: int, device: torch.device) -> Tensor:
         """What a token of the batch counts as in each sequence, `[B]` int32, 0 for padding."""
         return torch.tensor(self.lengths(position), dtype=torch.int32, device="cpu").to(device)
+
+    @contextmanager
+    def follow(self, at: Tensor, room: int) -> Iterator[None]:
+        """Steps of one token are made for a length on the device, `at`, and for stores of `room`
+        tokens of each sequence, so that a CUDA graph can hold them."""
+        self._at, self._room = at, room
+        self._kept.clear()
+        try:
+            yield
+        finally:
+            self._at = None
+            self._kept.clear()
+
+    def need_host(self) -> None:
+        """What depends on lengths on the host cannot be in a CUDA graph."""
+        if self._at is not None:
+            raise RuntimeError("a step that is recorded needs its length on the host")
 
     def targets(self, first: int, new: int, device: torch.device) -> TokenTargets:
         """Where `new` tokens of each sequence go, token by token."""
@@ -62,10 +86,11 @@ class Steps:
         def make() -> TokenTargets:
             batch = len(self.pads)
             row = torch.arange(batch, device=device).repeat(new)
-            token = torch.arange(first, first + new, device=device).repeat_interleave(batch)
-            pad = torch.tensor(self.pads, device=device)[row]
+            start = first if self._at is None else self._at
+            token = torch.arange(new, device=device).repeat_interleave(batch) + start
+            pad = self._pads(device).repeat(new)
             # Rows enter a ring as if there were fewer tokens, so that it holds all that it can.
-            position, end = token - pad, first + new - pad - SPARE
+            position, end = token - pad, start + new - pad - SPARE
             real = position >= 0
             return TokenTargets(
                 token * batch + row,
@@ -81,16 +106,23 @@ class Steps:
         padding."""
 
         def make() -> tuple[Tensor, Tensor, Tensor]:
-            batch = len(self.pads)
+            batch, pads = len(self.pads), self._pads(device)
+            count = sum(self.lengths(length)) if self._at is None else batch * self._room
+            lengths = (length if self._at is None else self._at + 1) - pads
+            ends = lengths.clamp(min=0).cumsum(0)
+            at = torch.arange(count, device=device)
+            row = torch.searchsorted(ends, at, right=True).clamp(max=batch - 1)
+            starts = torch.nn.functional.pad(ends, (1, 0))
+            slots = (at - (starts[:-1] - pads)[row]) * batch + row
             rows = torch.arange(batch, dtype=torch.int32, device=device)
-            token = torch.arange(length, dtype=torch.int32, device=device)
-            slots = token * batch + rows[:, None]
-            ends = torch.tensor([0, *self.lengths(length)], device="cpu").cumsum(0)
-            if any(self.pads):
-                slots = slots[token >= torch.tensor(self.pads, device=device)[:, None]]
-            return ends.to(device, torch.int32), slots.flatten(), rows
+            return starts.int(), slots.int(), rows
 
         return self._once("lists", length, device, make)
+
+    def _pads(self, device: torch.device) -> Tensor:
+        if device not in self._pads_on:
+            self._pads_on[device] = torch.tensor(self.pads, device=device)
+        return self._pads_on[device]
 
     def _once(self, what: str, key: Any, device: torch.device, make: Callable[[], T]) -> T:
         found = self._kept.get((what, device))

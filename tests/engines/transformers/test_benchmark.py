@@ -64,7 +64,7 @@ def test_decode_steps_of_every_cache(tmp_path: Path) -> None:
     rows = {row["cache"]: row for row in found["rows"]}
     assert {(row["batch"], row["tokens"]) for row in rows.values()} == {(1, 512)}
     plain, ours = rows["DynamicCache"], rows["OscarCache"]
-    assert plain["bytes"] == 2 * 2 * 8 * 128 * 2 * (512 + 5)
+    assert plain["bytes"] == 2 * 2 * 8 * 128 * 2 * (512 + 6)
     assert 0 < ours["bytes"] < plain["bytes"] and ours["bytes"] == rows[KEEP]["bytes"]
     assert ours["ms"] > 0 and ours["peak_bytes"] >= 0
     others = [row for name, row in rows.items() if name not in ("DynamicCache", "OscarCache", KEEP)]

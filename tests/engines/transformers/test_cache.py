@@ -4,6 +4,7 @@ and of the windows, for every kind of transform, and whichever way its rows are 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import DynamicCache
 
 from oscar_zoo.artifact.formats import LayerTransform, hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, SideWidths, Widths, Windows
+from oscar_zoo.engines.transformers import graph
 from oscar_zoo.engines.transformers import rows as rows_module
 from oscar_zoo.engines.transformers.layer import CROPS_TO_LENGTH
 from oscar_zoo.errors import GeometryMismatch, UnsupportedModel, UsageError
@@ -249,6 +251,72 @@ def test_kernels(model: LoadedModel, kind: str, monkeypatch: pytest.MonkeyPatch)
     got = generated(model, ids, cache, attention_mask=mask, max_new_tokens=4)
     assert got[0].tolist() == reference(model, TEXT[0, :50], spec)[:4]
     assert got[1].tolist() == reference(model, TEXT[1, 20:50], spec)[:4]
+
+
+def frozen(cache: OscarCache) -> Callable[..., tuple[Callable[[], None], Any]]:
+    """Records as a CUDA graph does: what was on the host stays as it was then in every replay."""
+
+    def record(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        host = [dict(vars(rows)) for rows in (layer.rows for layer in cache.layers)]
+
+        def launch() -> Any:
+            now = [dict(vars(layer.rows)) for layer in cache.layers]
+            for layer, then in zip(cache.layers, host, strict=True):
+                vars(layer.rows).update(then)
+            found = call()
+            for layer, then in zip(cache.layers, now, strict=True):
+                vars(layer.rows).update(then)
+            return found
+
+        out = launch()
+
+        def replay() -> None:
+            out.logits.copy_(launch().logits)
+
+        return replay, out
+
+    return record
+
+
+@pytest.mark.parametrize("kind", ["plain", "feedback"])
+def test_replayed_steps(model: LoadedModel, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "ops_of", lambda _: KERNELS)
+    monkeypatch.setattr(rows_module, "GROWTH", 5)
+    spec = spec_of(model) if kind == "plain" else transforms(kind, model)
+    ids, mask = TEXT[:, :30].clone(), torch.ones(2, 30, dtype=torch.int64)
+    ids[1, :12], mask[1, :12] = 0, 0
+    cache = cache_of(model, spec)
+    monkeypatch.setattr(graph, "record", frozen(cache))
+    got = generated(model, ids, cache, attention_mask=mask, max_new_tokens=16)
+    assert got[0].tolist() == reference(model, TEXT[0, :30], spec)[:16]
+    assert got[1].tolist() == reference(model, TEXT[1, 12:30], spec)[:16]
+    assert cache.graph is not None and cache.graph.usable
+    assert cache.graph.replays == 9  # of 15; two come first, in front of and at each growth
+
+
+@pytest.mark.parametrize("how", ["length on the host", "no recording", "not wanted"])
+def test_steps_that_no_graph_can_hold(
+    model: LoadedModel, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "ops_of", lambda _: KERNELS)
+    spec, ids = spec_of(model), TEXT[0, :20]
+    want = reference(model, ids, spec)[:8]
+    cache = cache_of(model, spec, cuda_graph=how != "not wanted")
+
+    def no_record(_: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(graph, "record", no_record if how == "no recording" else frozen(cache))
+    if how == "length on the host":
+        turn, stock = model.model.model.rotary_emb, model.model.model.rotary_emb.forward
+
+        def turned(x: Tensor, position_ids: Tensor) -> Any:
+            length = cache.get_seq_length() if x.shape[1] == 1 else 0
+            return stock(x, position_ids * 0 + length if length else position_ids)
+
+        monkeypatch.setattr(turn, "forward", turned)
+    assert generated(model, ids, cache, max_new_tokens=8)[0].tolist() == want
+    assert cache.graph is None or not cache.graph.usable
 
 
 def test_bytes_and_another_batch(model: LoadedModel) -> None:

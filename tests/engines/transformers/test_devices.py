@@ -93,6 +93,8 @@ def test_tokens_and_bytes(folder: Path, device: str, dtype: Dtype) -> None:
             return_dict_in_generate=True, output_logits=True,
         ).logits  # fmt: skip
         logits = torch.stack(got, 1).float().log_softmax(-1).cpu()
+        if device == "cuda" and way == "auto":
+            assert cache.graph is not None and cache.graph.replays == NEW - 3
         return [compared(want[row], new) for row, new in zip(rows, logits, strict=True)]
 
     nearly, far = (0, 2e-5) if (device, dtype) == ("cpu", "float32") else (NEARLY, FAR)
