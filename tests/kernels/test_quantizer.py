@@ -51,7 +51,9 @@ def gaussian(rows: int, d: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, d, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize(
+    "spec", [QuantSpec(16, 8, 0.9), QuantSpec(24, 24), QuantSpec(128, 32, 0, 4)]
+)
 def test_codes_scales_and_offsets_follow_the_rules(spec: QuantSpec) -> None:
     x = gaussian(200, spec.head_dim) * torch.logspace(-3, 3, 200)[:, None]
     codes, affine = quantizer.quantize_codes(x, spec)
@@ -241,9 +243,7 @@ def weighted(error: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     return torch.einsum("htd,hde,hte->h", error.double(), seen, error.double())
 
 
-@pytest.mark.parametrize(
-    ("d", "group", "bits"), [(16, 8, 2), (64, 64, 2), (128, 32, 2), (128, 128, 4)]
-)
+@pytest.mark.parametrize(("d", "group", "bits"), [(16, 8, 2), (128, 32, 2), (128, 128, 4)])
 def test_feedback_lowers_the_error_that_its_weights_see(d: int, group: int, bits: int) -> None:
     """`seen = (I + U) D (I + U)^T` in the order of rounding, with U strictly upper, and
     `W = (I + U)^-1`."""
@@ -281,18 +281,12 @@ def test_feedback_is_carried_on_channel_by_channel() -> None:
                 assert int(codes[head, row, channel]) == code
 
 
-INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton does not interpret")
-DEVICES = pytest.param("cpu", marks=INTERPRETED), pytest.param("cuda", marks=pytest.mark.gpu)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("d", "group", "bits", "clip"), [(16, 8, 2, 0.9), (24, 24, 2, 0.0), (128, 32, 4, 0.0)]
-)
-def test_rows_with_feedback_in_one_launch(
-    d: int, group: int, bits: int, clip: float, device: str
-) -> None:
-    draw, spec = torch.Generator().manual_seed(3), QuantSpec(d, group, clip, bits=bits)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("spec", [QuantSpec(16, 8, 0.9), QuantSpec(128, 32, bits=4)], ids=str)
+def test_rows_with_feedback_in_one_launch(spec: QuantSpec, device: str) -> None:
+    if device == "cpu" and torch.cuda.is_available():
+        pytest.skip("Triton does not interpret where there is a GPU")
+    d, draw = spec.head_dim, torch.Generator().manual_seed(3)
     x, u = torch.randn(2, 3, 37, d, generator=draw), torch.randn(3, d, d, generator=draw).triu(1)
     got = quantize_rows(x.to(device), spec, u.half().to(device) / 5, torch.float16)
     want = quantizer.quantize(x, spec, u.half() / 5)

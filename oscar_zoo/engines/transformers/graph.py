@@ -92,7 +92,8 @@ class StepGraph:
 
     def _forget(self) -> None:
         self._seen: tuple[Any, list[Any]] | None = None
-        self._warm, self._recording = 0, None
+        self._recording: Recording | None = None
+        self._warm = 0
 
     def step(self, call: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         """`call(**given)`, or the same by a replay."""
