@@ -51,9 +51,7 @@ def gaussian(rows: int, d: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, d, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(
-    "spec", [QuantSpec(16, 8, 0.9), QuantSpec(24, 24), QuantSpec(128, 32, 0, 4)]
-)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_codes_scales_and_offsets_follow_the_rules(spec: QuantSpec) -> None:
     x = gaussian(200, spec.head_dim) * torch.logspace(-3, 3, 200)[:, None]
     codes, affine = quantizer.quantize_codes(x, spec)
