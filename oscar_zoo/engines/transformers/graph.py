@@ -9,6 +9,7 @@ gives.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,13 +60,16 @@ def install(model: Any) -> None:
     if getattr(stock, "offers_steps", False):
         return
 
+    names = [*inspect.signature(stock).parameters][1:]
+
     @functools.wraps(stock)
     def forward(self: Any, *args: Any, **given: Any) -> Any:
         graphs = (getattr(x, "graph", None) for x in given.values())
         graph = next((x for x in graphs if isinstance(x, StepGraph)), None)
-        if graph is None or args:
+        if graph is None:
             return stock(self, *args, **given)
-        return graph.step(functools.partial(stock, self), given)
+        named = dict(zip(names, args, strict=False))
+        return graph.step(functools.partial(stock, self), named | given)
 
     forward.offers_steps = True  # type: ignore[attr-defined]
     kind.forward = forward
