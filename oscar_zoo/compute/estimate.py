@@ -162,8 +162,9 @@ def estimate(job: Job, model: ModelConfig) -> Estimate | None:
 def tuning_seconds(block: ModelBlock, device: str) -> float:
     """Time to tune both sides of all layers, in seconds. A CPU tunes one layer after the other, a
     GPU several at once."""
-    kind = torch.device(device).type
-    calls = 2 * -(-len(block.attention_layers) // tuned.LAYERS_AT_ONCE[kind])
+    kind, numel = torch.device(device).type, MOST_TOKENS * block.num_kv_heads * block.head_dim
+    at_once = tuned.layers_at_once(torch.device(device), numel)
+    calls = 2 * -(-len(block.attention_layers) // at_once)
     heads = 2 * len(block.attention_layers) * block.num_kv_heads
     flops = 8.0 * tuned.STEPS * tuned.BATCH * heads * block.head_dim**2  # four products
     speed = TUNING_EFFICIENCY[kind] * matmul_speed(device, torch.float32)

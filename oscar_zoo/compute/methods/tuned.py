@@ -57,8 +57,9 @@ SHARES = (1.0, 0.75, 0.5, 0.25)
 """Of the way from WUSH's transform to the tuned one; the best that can be served is kept."""
 LEAST_ROWS = 16
 """With fewer rows per channel, tuning would fit noise."""
-LAYERS_AT_ONCE = {"cpu": 1, "cuda": 8}
-"""Layers tuned together. A GPU needs many small products at once to be busy."""
+AT_ONCE = {"cpu": 0, "cuda": 1 << 28}
+"""Numbers of rows whose layers are tuned together, if there is more than one. A GPU needs many
+small products at once to be busy; 1 GB of float32."""
 _MATRICES: dict[Role, tuple[StatisticName, StatisticName]] = {"k": ("kk", "qq"), "v": ("vv", "wo")}
 
 
@@ -166,6 +167,11 @@ def loss(
     return ((error @ (partner.mT @ hessian @ partner).float()) * error).sum(-1).mean(-1)
 
 
+def layers_at_once(device: torch.device, numel: int) -> int:
+    """Layers that are tuned together, if each has so many numbers in its rows."""
+    return max(1, AT_ONCE[device.type] // numel)
+
+
 def _side(
     role: Role, pair: FittedPair, rows: CalibrationRows, tick: Callable[[int], None]
 ) -> tuple[RotationSet, Forecast]:
@@ -194,7 +200,8 @@ def _side(
             layers.append(replace(before, forward=mine, partner=theirs))
         return layers, numbers
 
-    number, size = len(side.layers), LAYERS_AT_ONCE[rows.device.type]
+    number = len(side.layers)
+    size = layers_at_once(rows.device, rows.kept[role, side.layers[0].layer_id].numel())
     chunks = [range(first, min(first + size, number)) for first in range(0, number, size)]
     found = (
         each_layer(some_layers, chunks)
