@@ -201,7 +201,7 @@ def _side(
         return layers, numbers
 
     number = len(side.layers)
-    size = layers_at_once(rows.device, rows.kept[role, side.layers[0].layer_id].numel())
+    size = layers_at_once(rows.device, rows.of(role, side.layers[0].layer_id).numel())
     chunks = [range(first, min(first + size, number)) for first in range(0, number, size)]
     found = (
         each_layer(some_layers, chunks)
