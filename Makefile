@@ -37,6 +37,8 @@ TEST_PROCESSES ?= 4
 HUB_2 ?= huggingface_hub==2.4.0
 # The newest release of transformers, in front of the one that SGLang pins in a test; 90 MB.
 TRANSFORMERS_NEWEST ?= transformers==5.24.0 tokenizers==0.23.1
+# Stock vLLM, whose Python code tests run on a CPU, and what it imports first that nothing else needs.
+VLLM_SET := vllm==0.33.0 cachetools==8.0.2 cbor2==6.3.0 cloudpickle==3.1.3 llguidance==1.7.6 oss-harmony==0.0.11 py-cpuinfo==9.0.0
 # A mirror of Hugging Face that others wrote, an independent read path for the tests.
 OLAH ?= olah==0.5.4
 # A checker of signatures that others wrote, with what of its dependencies it imports; 19 MB.
@@ -73,6 +75,8 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	$(BIN)/python requirements/cpu_site.py
 	rm -rf $(VENV)/hub-2 && $(PIP) install -q --no-warn-conflicts --target $(VENV)/hub-2 "$(HUB_2)"
 	rm -rf $(VENV)/transformers-newest && $(PIP) install -q --no-warn-conflicts --no-deps --target $(VENV)/transformers-newest $(TRANSFORMERS_NEWEST)
+	rm -rf $(VENV)/vllm && $(PIP) install -q --no-warn-conflicts --no-deps --target $(VENV)/vllm $(VLLM_SET)
+	find $(VENV)/vllm/vllm -name '*.so' -delete    # for CUDA, 0.6 GB
 	rm -rf $(VENV)/model-signing && $(PIP) install -q --no-warn-conflicts --no-deps --target $(VENV)/model-signing $(MODEL_SIGNING_SET)
 	rm -rf $(VENV)/smollm2; $(BIN)/python contrib/models/smollm2.py $(VENV)/smollm2 || echo "Without SmolLM2; its test is skipped"
 	$(PYTHON) -m venv $(VENV)/olah && $(VENV)/olah/bin/python -m pip --disable-pip-version-check install -q "$(OLAH)"

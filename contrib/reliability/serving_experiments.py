@@ -22,9 +22,9 @@ from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.engines.sglang import served_artifact
+from oscar_zoo.engines import served_artifact
+from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.sglang.launch import starting
-from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.observer import SILENT
 from oscar_zoo.registry.artifacts import open_folder

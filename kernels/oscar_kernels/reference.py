@@ -360,12 +360,12 @@ def apply_o_partner(outputs: Tensor, o_partner: Tensor | None) -> Tensor:
     return torch.einsum("mhgd,hjd->mhgj", heads, o_partner.to(outputs.dtype)).flatten(1, 2)
 
 
-def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
-    """Copy `table[rows[b], :n]`, where `n = kv_indptr[b + 1] - kv_indptr[b]`, to
-    `out[kv_indptr[b] :]`, for every request `b`.
+def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor, page: int = 1) -> None:
+    """Copy the slots of `n = kv_indptr[b + 1] - kv_indptr[b]` tokens to `out[kv_indptr[b] :]`, for
+    every request `b`. Position `p` has slot `table[rows[b], p // page] * page + p % page`.
 
     Args:
-        table: `[R, most tokens]` integers, the engine's slots by row and position.
+        table: `[R, most pages]` integers, the engine's pages by row and position; slots by default.
         rows: `[B]` integers, the row of each request.
         kv_indptr: `[B + 1]` integers, starts at 0 and never falls.
         out: `[>= kv_indptr[B]]` integers. Entries from `kv_indptr[B]` on are not modified.
@@ -374,7 +374,8 @@ def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> N
         raise ValueError(f"rows {tuple(rows.shape)} and kv_indptr {tuple(kv_indptr.shape)}")
     bounds = kv_indptr.tolist()
     for row, first, last in zip(rows.tolist(), bounds[:-1], bounds[1:], strict=True):
-        out[first:last] = table[row, : last - first]
+        at = torch.arange(last - first, device=table.device)
+        out[first:last] = table[row, at // page] * page + at % page
 
 
 class DraftCommit:

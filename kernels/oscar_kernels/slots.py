@@ -16,14 +16,11 @@ PROGRAMS = 64
 """Programs per request, so that many programs copy a long one."""
 
 
-def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor, page: int = 1) -> None:
     """Pack the slots of every request; see `reference.pack_slots`.
 
     The list is a snapshot, so kernels of a CUDA graph may read it while the engine changes its
-    table. Nothing is read on the host. Bound by memory: 8 bytes per token at int32.
-
-    Args:
-        table: rows contiguous.
+    table, whose rows are contiguous. Bound by memory: 8 bytes per token at int32.
     """
     _triton.require(table.device)
     fits = table.dim() == 2 and table.stride(1) == 1 and kv_indptr.numel() == rows.numel() + 1
@@ -35,7 +32,7 @@ def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> N
     from oscar_kernels.slots_kernel import _pack_slots_kernel
 
     _pack_slots_kernel[(rows.numel(), PROGRAMS)](
-        table, rows, kv_indptr, out, table.stride(0), BLOCK=BLOCK, num_warps=4
+        table, rows, kv_indptr, out, table.stride(0), PAGE=page, BLOCK=BLOCK, num_warps=4
     )
 
 

@@ -11,7 +11,9 @@ import triton.language as tl
 @triton.jit(
     do_not_specialize=["stride_row"], do_not_specialize_on_alignment=["rows_ptr", "indptr_ptr"]
 )
-def _pack_slots_kernel(table_ptr, rows_ptr, indptr_ptr, out_ptr, stride_row, BLOCK: tl.constexpr):
+def _pack_slots_kernel(
+    table_ptr, rows_ptr, indptr_ptr, out_ptr, stride_row, PAGE: tl.constexpr, BLOCK: tl.constexpr
+):
     """Program (b, p) copies every `num_programs(1)`-th block of the row of request b."""
     b = tl.program_id(0)
     row = tl.load(rows_ptr + b).to(tl.int64)
@@ -19,8 +21,8 @@ def _pack_slots_kernel(table_ptr, rows_ptr, indptr_ptr, out_ptr, stride_row, BLO
     length = tl.load(indptr_ptr + b + 1).to(tl.int64) - start
     for first in range(tl.program_id(1) * BLOCK, length, tl.num_programs(1) * BLOCK):
         at = first + tl.arange(0, BLOCK)
-        slots = tl.load(table_ptr + row * stride_row + at, mask=at < length, other=0)
-        tl.store(out_ptr + start + at, slots, mask=at < length)
+        slots = tl.load(table_ptr + row * stride_row + at // PAGE, mask=at < length, other=0)
+        tl.store(out_ptr + start + at, slots * PAGE + at % PAGE, mask=at < length)
 
 
 # mypy: ignore-errors

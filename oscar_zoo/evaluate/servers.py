@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.specs import ServingRecipe, read_clip
 from oscar_zoo.engines.requirements import require_serve
+from oscar_zoo.engines.served_artifact import recipe_values
 from oscar_zoo.engines.server_client import ServerClient
+from oscar_zoo.engines.setting_flags import one_or_text
 from oscar_zoo.engines.sglang.launch.starting import (
     StartObserver,
     WantedServer,
@@ -21,8 +23,6 @@ from oscar_zoo.engines.sglang.launch.starting import (
 )
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
-from oscar_zoo.engines.sglang.served_artifact import recipe_values
-from oscar_zoo.engines.sglang.setting_flags import one_or_text
 from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
 from oscar_zoo.evaluate.in_process import DATA, TASKS, WINDOWS, find_model, load_subject
 from oscar_zoo.evaluate.outcome import FailedServer, ServedArtifact, ServerReport, ServerRow

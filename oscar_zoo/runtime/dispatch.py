@@ -28,8 +28,7 @@ class Ops:
     decode: Callable[..., Tensor]  # `decode_attention.decode_attention`
     extend: Callable[..., tuple[Tensor, Tensor]]  # `decode_attention.extend_attention`
     materialize: Callable[..., None]  # `kv_read`: read cached tokens back as transformed rows
-    # `slot_table`: copy the slots of requests from a table into one list.
-    pack: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    pack: Callable[..., None]  # `slots`: copy the slots of requests from a table into one list
     # `(caches)` to `draft_commit`: make accepted drafts of a tree the next tokens.
     make_commit: Callable[[Sequence[LayerCache]], Callable[..., None]]
     # `(cache, num_q_heads, max_batch, drafts, max_extend_tokens)` to the workspace sizes of

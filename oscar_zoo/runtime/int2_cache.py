@@ -21,7 +21,14 @@ from oscar_kernels.cache import allocate
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.reference import apply_o_partner, with_sink
-from oscar_zoo.runtime.batch import Batch, BatchTables, VerifyTables, decode_batch, extend_batch
+from oscar_zoo.runtime.batch import (
+    Batch,
+    BatchTables,
+    Pack,
+    VerifyTables,
+    decode_batch,
+    extend_batch,
+)
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
 from oscar_zoo.runtime.prefill import HEADS, WORKSPACE_BYTES, FlashInferPrefill, Prefill
@@ -46,17 +53,15 @@ class Int2Cache:
         slots: SlotStore,
         windows: WindowStore,
         transforms: TransformTable,
-        slot_table: Tensor,
+        pack: Pack,
         *,
         ops: Ops,
         prefill: Prefill | None,
     ) -> None:
-        """`slot_table`: the engine's, `[rows, max tokens]` integers on the device, the slot of each
-        cached token."""
-        self.config, self.windows, self._pack = config, windows, partial(ops.pack, slot_table)
+        self.config, self.windows, self._pack = config, windows, pack
         self.ops, self.prefill, self.transforms = ops, prefill, transforms.layers
-        self.caches = tuple(slots.layer(index, windows) for index in range(slots.shape.num_layers))
         self.batch: Batch | None = None
+        self.use(slots)
         self._state = windows.state
         self.index = {layer_id: index for index, layer_id in enumerate(config.layer_ids)}
         for pair in self.transforms:
@@ -81,6 +86,11 @@ class Int2Cache:
             else None
         )
         self._commit = ops.make_commit(self.caches) if self._verify else None
+
+    def use(self, slots: SlotStore) -> None:
+        """Keep tokens in other slots from now on, where an engine allocates them late."""
+        number = slots.shape.num_layers
+        self.caches = tuple(slots.layer(index, self.windows) for index in range(number))
 
     def compile_kernels(self, wait: Callable[[], None]) -> None:
         """Have every kernel of prefill compiled and run once, on a GPU; those of a CPU need it

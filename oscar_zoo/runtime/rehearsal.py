@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -87,7 +88,7 @@ def _cache(worker: Worker, transforms: TransformTable, ops: Ops) -> Int2Cache:
         SlotStore(SlotShape(worker.specs, SLOTS, worker.num_kv_heads), CPU),
         WindowStore(shape, CPU),
         transforms,
-        table,
+        partial(ops.pack, table),
         ops=ops,
         prefill=_NoPrefill(dims[1]),
     )

@@ -75,12 +75,29 @@ class SlotStore:
 
     Slots are numbered by the engine's allocator. Its first page is a dummy that padding writes."""
 
-    def __init__(self, shape: SlotShape, device: str | torch.device) -> None:
+    def __init__(
+        self,
+        shape: SlotShape,
+        device: str | torch.device,
+        regions: Sequence[Tensor] | None = None,
+    ) -> None:
+        """`regions`: memory of an engine for each layer, in bytes; allocated here by default."""
         self.shape = shape
         codes = [code_bytes(k) + code_bytes(v) for k, v in shape.specs]
         affine = [2 * (k.num_groups + v.num_groups) for k, v in shape.specs]
-        self.codes = self.rows(codes, torch.uint8, device)
-        self.affine = self.rows(affine, quantizer.SCALE_DTYPES[shape.k.scale_dtype], device)
+        dtype = quantizer.SCALE_DTYPES[shape.k.scale_dtype]
+        if regions is None:
+            self.codes = self.rows(codes, torch.uint8, device)
+            self.affine = self.rows(affine, dtype, device)
+            return
+        heads = shape.num_slots * shape.num_kv_heads
+        size = shape.num_slots, shape.num_kv_heads, -1
+        parts = [
+            region.split([heads * width, heads * numbers * dtype.itemsize])
+            for region, width, numbers in zip(regions, codes, affine, strict=True)
+        ]
+        self.codes = [first.view(size) for first, _ in parts]
+        self.affine = [rest.view(dtype).view(size) for _, rest in parts]
 
     def rows(
         self, widths: Sequence[int], dtype: torch.dtype, device: str | torch.device

@@ -19,6 +19,7 @@ from oscar_zoo.artifact import specs
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.engines.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang import refusals, sizing
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.preflight import ServerDemand
@@ -31,7 +32,6 @@ from oscar_zoo.engines.sglang.launch.user_flags import (
     needs_gpu,
 )
 from oscar_zoo.engines.sglang.refusals import BRANCHES, BREADTH
-from oscar_zoo.engines.sglang.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags, check_heads
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models import hardware, weight_files

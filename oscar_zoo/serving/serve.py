@@ -29,9 +29,10 @@ from oscar_zoo.artifact.files import artifact_digest
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.outcome import Digest, Level, says
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines import served_artifact
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.engines.sglang import served_artifact
+from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.sglang.front.access import parse_origin
 from oscar_zoo.engines.sglang.front.middleware import PATH
 from oscar_zoo.engines.sglang.launch import plan, preflight, starting, user_flags
@@ -44,7 +45,6 @@ from oscar_zoo.engines.sglang.launch.starting import (
     read_facts,
 )
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.errors import (
     AmbiguousName,

@@ -13,10 +13,10 @@ import pytest
 from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case, OfflineJob
-from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.bench import sides
 from oscar_zoo.evaluate.bench.report import CACHES, Side

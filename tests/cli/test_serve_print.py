@@ -22,7 +22,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.cli.engine_flags import OURS
-from oscar_zoo.engines.sglang import served_artifact, setting_flags, settings
+from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.sglang.launch.plan import check_port_free
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.models import hardware

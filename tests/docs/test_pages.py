@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from documents import PAGES, README, ROOT
 
-from oscar_zoo.engines.sglang.setting_flags import OPTIONS
+from oscar_zoo.engines.setting_flags import OPTIONS
 
 FIGURES = ROOT / "docs/figures"
 DRAWINGS = ROOT / "kernels/README.md"

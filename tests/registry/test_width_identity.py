@@ -16,8 +16,8 @@ from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.manifest import FILE_NAME, WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.outcome import Rejected, Verified
 from oscar_zoo.artifact.specs import Clip, Widths
-from oscar_zoo.engines.sglang.served_artifact import load
-from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.engines.served_artifact import load
+from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.errors import IntegrityError, MalformedFile, VersionExists
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index

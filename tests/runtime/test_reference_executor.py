@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -68,9 +69,8 @@ class Machine:
         ops = mutants.broken(reads.counting(ops, self.reads), self.mutant)
         self.slot_table = torch.zeros(4, 100, dtype=torch.int32, device=self.device)
         config = CacheConfig((0,), HEADS * GROUP, self.softmax, 3, 100, 0, self.device)
-        self.cache = Int2Cache(
-            config, self.store, self.windows, table, self.slot_table, ops=ops, prefill=None
-        )
+        pack = partial(ops.pack, self.slot_table)
+        self.cache = Int2Cache(config, self.store, self.windows, table, pack, ops=ops, prefill=None)
 
     def begin(self, row: int, prefix_of: int | None = None, prefix: int = 0) -> None:
         """A new owner of `row`, whose first `prefix` tokens lie in the slots of an earlier

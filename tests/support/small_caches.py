@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from cache_oracle import general_set
@@ -115,7 +116,8 @@ class CacheShape:
         for store in (windows.ring_k, windows.ring_v, windows.sink_k, windows.sink_v):
             store[:, 1:] = unwritten
         slots = SlotStore(self.slot_shape, self.device)
-        return Int2Cache(self.config, slots, windows, table, slot_table, ops=ops, prefill=prefill)
+        pack = partial(ops.pack, slot_table)
+        return Int2Cache(self.config, slots, windows, table, pack, ops=ops, prefill=prefill)
 
 
 @dataclass

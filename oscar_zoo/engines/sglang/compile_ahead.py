@@ -25,7 +25,8 @@ from oscar_kernels.chips import Target
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo import children
 from oscar_zoo.artifact.specs import Spec
-from oscar_zoo.engines.sglang import compiling, served_artifact, worker
+from oscar_zoo.engines import served_artifact
+from oscar_zoo.engines.sglang import compiling, worker
 from oscar_zoo.engines.sglang.compat import server_arguments
 from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.runtime import rehearsal

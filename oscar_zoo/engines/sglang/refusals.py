@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oscar_zoo.engines.sglang.setting_flags import BACKEND
+from oscar_zoo.engines.setting_flags import BACKEND
 from oscar_zoo.errors import OscarZooError, UnsupportedModel, UsageError
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile, check_cache

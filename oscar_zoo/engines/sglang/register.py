@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 
-from oscar_zoo.errors import OscarZooError, UnsupportedMachine
+from oscar_zoo.engines import one_line, show_errors_in_one_line
+from oscar_zoo.errors import UnsupportedMachine
 
 logger = logging.getLogger(__name__)
 
@@ -36,22 +35,3 @@ def register() -> None:
 def _asks_for_int2(argv: Sequence[str]) -> bool:
     flag = "--kv-cache-dtype"
     return f"{flag}=int2" in argv or (flag, "int2") in itertools.pairwise(argv)
-
-
-def show_errors_in_one_line() -> None:
-    """Show uncaught errors of ours as `oscar-zoo` shows them, in one line on stderr in place of a
-    traceback; other errors stay as they were."""
-    before = sys.excepthook
-
-    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, OscarZooError) and os.environ.get("OSCAR_ZOO_DEBUG") != "1":
-            sys.stderr.write(one_line(error) + "\n")
-        else:
-            before(kind, error, trace)
-
-    sys.excepthook = show
-
-
-def one_line(error: OscarZooError) -> str:
-    hint = f" {error.hint[0].upper()}{error.hint[1:]}" if error.hint else ""
-    return f"error: {error.message}{hint}"

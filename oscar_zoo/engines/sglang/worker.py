@@ -17,7 +17,8 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec, group_channels
 from oscar_zoo.artifact.specs import check_groups
-from oscar_zoo.engines.sglang import compiling, refusals, served_artifact, setting_flags, settings
+from oscar_zoo.engines import served_artifact, setting_flags, settings
+from oscar_zoo.engines.sglang import compiling, refusals
 from oscar_zoo.engines.sglang.compat import forward_batch, geometry, server_arguments
 from oscar_zoo.engines.sglang.compat.backends import TritonPrefill
 from oscar_zoo.errors import UsageError
@@ -106,7 +107,7 @@ def make_cache(
         slots,
         windows,
         transforms,
-        slot_table,
+        functools.partial(ops.pack, slot_table),
         ops=ops,
         prefill=make_prefill(config, windows.shape, of_engine=TritonPrefill),
     )

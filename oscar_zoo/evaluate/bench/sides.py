@@ -29,7 +29,7 @@ from typing import Any
 from oscar_zoo.artifact.formats import Role, hadamard_set
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.engines.sglang import offline_process, settings
+from oscar_zoo.engines import settings
 from oscar_zoo.engines.sglang.launch import plan, server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, child_environment, rank_port
 from oscar_zoo.engines.sglang.launch.starting import CACHE_TYPES, NO_PLUGIN
@@ -166,7 +166,7 @@ def command(
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     if side.cache != "int2":
         env["SGLANG_PLUGINS"] = NO_PLUGIN
-    program = (sys.executable, "-P", "-m", offline_process.__name__, str(place))
+    program = (sys.executable, "-P", "-m", OfflineJob.__module__, str(place))
     return plan.LaunchPlan(program, env, "")
 
 

@@ -43,8 +43,9 @@ REQUEST = Request(
 PROGRAM = """
 import sys
 from oscar_kernels.chips import CHIPS, Target
-from oscar_zoo.engines.sglang import compile_ahead, served_artifact
-from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.engines import served_artifact
+from oscar_zoo.engines.sglang import compile_ahead
+from oscar_zoo.engines.settings import ArtifactSource
 
 artifact = served_artifact.load(ArtifactSource(folder=sys.argv[1]), None)
 request = compile_ahead.Request.model_validate_json(sys.stdin.read())

@@ -18,8 +18,8 @@ from forked_commands import forked
 from sglang_forks import shared
 from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo.engines.setting_flags import BACKEND
 from oscar_zoo.engines.sglang import refusals
-from oscar_zoo.engines.sglang.setting_flags import BACKEND
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 NORMAL: dict[str, Any] = {

@@ -14,8 +14,8 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.engines.sglang.served_artifact import load, recipe_values
-from oscar_zoo.engines.sglang.settings import ArtifactSource, RecipeValues
+from oscar_zoo.engines.served_artifact import load, recipe_values
+from oscar_zoo.engines.settings import ArtifactSource, RecipeValues
 from oscar_zoo.errors import (
     ArtifactNotFound,
     DigestMismatchError,

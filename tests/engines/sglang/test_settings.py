@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscar_zoo.engines.sglang import settings
-from oscar_zoo.engines.sglang.setting_flags import (
+from oscar_zoo.engines import settings
+from oscar_zoo.engines.setting_flags import (
     FORK_NAMES,
     FROM_FLAGS,
     MODEL,
@@ -21,7 +21,7 @@ from oscar_zoo.engines.sglang.setting_flags import (
     parse_layers,
     write_flag,
 )
-from oscar_zoo.engines.sglang.settings import RecipeValues, read_settings
+from oscar_zoo.engines.settings import RecipeValues, read_settings
 from oscar_zoo.errors import UsageError
 
 DIR = {"OSCAR_INT2_ROTATION_PATH": "/artifact"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from cache_oracle import PlainPrefill
@@ -83,7 +84,13 @@ def install(mode: str, mutant: str, ops: str) -> None:
         if mutant == "partner_is_forward":
             transforms = mutants.partner_is_forward(transforms)
         cache = TestedCache(
-            config, slots, windows, transforms, slot_table, ops=used, prefill=prefill
+            config,
+            slots,
+            windows,
+            transforms,
+            partial(used.pack, slot_table),
+            ops=used,
+            prefill=prefill,
         )
         last = len(cache.index) - 1
         if mutant == "one_layer":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oscar_zoo.engines.sglang import setting_flags
+from oscar_zoo.engines import setting_flags
 from oscar_zoo.engines.sglang.bounds import grammars
 from oscar_zoo.engines.sglang.compat import (
     backends,

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from oscar_zoo.engines.sglang import setting_flags, worker
+from oscar_zoo.engines import setting_flags
+from oscar_zoo.engines.sglang import worker
 from oscar_zoo.engines.sglang.compat import forward_batch, geometry, memory
 from oscar_zoo.engines.sglang.sizing import SLIDING_RATIO
 from oscar_zoo.engines.sglang.worker import FACTS, FIRED

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from oscar_kernels.spec import MIXED_QUANTIZER, QUANTIZER
+from oscar_zoo.engines.setting_flags import one_or_text
 from oscar_zoo.engines.sglang import worker
 from oscar_zoo.engines.sglang.compat import geometry, scheduling
-from oscar_zoo.engines.sglang.setting_flags import one_or_text
 from oscar_zoo.engines.sglang.worker import FACTS, FIRED
 from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.kept_rings import KeptRings

@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from oscar_zoo.engines.sglang import setting_flags, worker
+from oscar_zoo.engines import setting_flags
+from oscar_zoo.engines.sglang import worker
 from oscar_zoo.engines.sglang.bounds import request as bounds
 from oscar_zoo.engines.sglang.compat import releases, requests, server_arguments
 from oscar_zoo.engines.sglang.front import access

@@ -15,14 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.engines.sglang import (
-    compile_ahead,
-    refusals,
-    setting_flags,
-    settings,
-    sizing,
-    worker,
-)
+from oscar_zoo.engines import setting_flags, settings
+from oscar_zoo.engines.sglang import compile_ahead, refusals, sizing, worker
 from oscar_zoo.engines.sglang.compat import memory, server_arguments
 from oscar_zoo.engines.sglang.sizing import ITEMSIZES
 from oscar_zoo.engines.sglang.worker import FIRED

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from oscar_zoo import children
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.setting_flags import OPTIONS, CodeBits, layers_text
+from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.sglang.front.access import ON
 from oscar_zoo.engines.sglang.launch.user_flags import (
     DRAFT_MODEL,
@@ -25,8 +27,6 @@ from oscar_zoo.engines.sglang.launch.user_flags import (
     TENSOR_PARALLEL,
     UserFlags,
 )
-from oscar_zoo.engines.sglang.setting_flags import OPTIONS, CodeBits, layers_text
-from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.engines.sglang.sizing import device_flags, device_switches
 from oscar_zoo.errors import PortInUse, UsageError
 

@@ -31,6 +31,7 @@ from oscar_zoo.artifact.files import artifact_digest, file_digest, read_file
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines.server_client import INT2, ServerClient
+from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.sglang.front.access import FrontSettings
 from oscar_zoo.engines.sglang.front.middleware import PATH as FRONT
 from oscar_zoo.engines.sglang.launch import plan, server, user_flags
@@ -42,7 +43,6 @@ from oscar_zoo.engines.sglang.launch.plan import (
 )
 from oscar_zoo.engines.sglang.launch.server_log import PhaseReader
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.engines.sglang.sizing import device_flags
 from oscar_zoo.errors import DigestMismatchError, ServerFailed, VerificationFailed
 from oscar_zoo.models.chat_template import check_template_of

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from oscar_zoo.engines.sglang import refusals, settings
-from oscar_zoo.engines.sglang.setting_flags import BACKEND, OPTIONS
+from oscar_zoo.engines import settings
+from oscar_zoo.engines.setting_flags import BACKEND, OPTIONS
+from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.sizing import SizeFlags
 from oscar_zoo.errors import PathNotFound, UnsupportedMachine, UsageError
 from oscar_zoo.models.config_file import read_config

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from oscar_zoo.engines.setting_flags import BACKEND
 from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.launch import user_flags
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, check_flags
-from oscar_zoo.engines.sglang.setting_flags import BACKEND
 from oscar_zoo.engines.sglang.sizing import SizeFlags
 from oscar_zoo.errors import InvalidModel, PathNotFound, UnsupportedMachine, UsageError
 

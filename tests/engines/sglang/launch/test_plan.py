@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.sglang.launch import plan, starting, user_flags
 from oscar_zoo.engines.sglang.launch.plan import ENDS_AT_ONCE, rank_port
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import PortInUse, UsageError
 
 RECIPE = ServingRecipe(

@@ -161,8 +161,8 @@ while True: signal.pause()
 REFUSING = """
 import sys, traceback
 from oscar_zoo.errors import GeometryMismatch
-from oscar_zoo.engines.sglang import register
-register.show_errors_in_one_line()
+from oscar_zoo import engines
+engines.show_errors_in_one_line()
 refusal = GeometryMismatch("the artifact is for 8 layers.", hint="see: oscar-zoo list")
 """
 AFTER_IT = """

@@ -21,8 +21,8 @@ from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang.setting_flags import CodeBits
-from oscar_zoo.engines.sglang.settings import ArtifactSource, RecipeValues
+from oscar_zoo.engines.setting_flags import CodeBits
+from oscar_zoo.engines.settings import ArtifactSource, RecipeValues
 from oscar_zoo.errors import (
     ArtifactNotFound,
     DigestMismatchError,

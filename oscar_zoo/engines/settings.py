@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from oscar_kernels.spec import BITS
-from oscar_zoo.engines.sglang.setting_flags import (
+from oscar_zoo.engines.setting_flags import (
     FORK_NAMES,
     FROM_FLAGS,
     MODEL,

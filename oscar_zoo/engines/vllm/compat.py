@@ -1,0 +1,94 @@
+"""What is used of vLLM beside its base classes. Needs neither torch nor vllm to be imported."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+from oscar_zoo.errors import UnsupportedMachine
+
+TESTED = ("0.33",)
+"""Releases by the first two numbers. Others have other runners and other cache managers."""
+
+
+def check_release() -> None:
+    found = importlib.metadata.version("vllm")
+    if ".".join(found.split(".")[:2]) not in TESTED:
+        raise UnsupportedMachine(
+            f"vLLM {found} is not supported.",
+            hint=f"pip install 'vllm=={TESTED[-1]}.*'",
+        )
+
+
+def register_dtype(name: str) -> None:
+    """Let `--kv-cache-dtype` take `name`, whose pages are bytes."""
+    import torch
+    from vllm.config.cache import KV_CACHE_DTYPES, register_kv_cache_dtype
+    from vllm.v1.kv_cache_interface import KVQuantMode
+
+    class Handler:
+        def torch_dtype(self) -> torch.dtype:
+            return torch.uint8
+
+        def quant_mode(self) -> Any:
+            return KVQuantMode.CUSTOM
+
+    Handler.name = name  # type: ignore[attr-defined]
+    if name not in KV_CACHE_DTYPES:
+        register_kv_cache_dtype(name)(Handler)
+
+
+def register_backend(name: str, path: str) -> None:
+    """Let `--attention-backend` take `name`."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    if name not in AttentionBackendEnum.__members__:
+        AttentionBackendEnum.register(name, path)
+
+
+def hook_points() -> dict[str, tuple[Any, str]]:
+    """Where hooks go, by what they are for: the owner of a function, and its name."""
+    from vllm.platforms import current_platform
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    return {
+        "choice": (type(current_platform), "get_attn_backend_cls"),
+        "hits": (KVCacheManager, "get_computed_blocks"),
+        "added": (GPUModelRunner, "add_requests"),
+        "removed": (GPUModelRunner, "_remove_request"),
+    }
+
+
+def config() -> Any:
+    """The `VllmConfig` of this process, while a model is built."""
+    from vllm.config import get_current_vllm_config
+
+    return get_current_vllm_config()
+
+
+def layer_number(name: str) -> int:
+    """Of a layer called, for example, `model.layers.7.self_attn.attn`."""
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    return int(extract_layer_index(name))
+
+
+def attention_layers(vllm_config: Any) -> dict[str, Any]:
+    """All layers with attention of a model that was built, by name."""
+    from vllm.model_executor.layers.attention import Attention
+
+    context = vllm_config.compilation_config.static_forward_context
+    return {name: layer for name, layer in context.items() if isinstance(layer, Attention)}
+
+
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put `make(function)` in place of a function of a class, once."""
+    stock = owner.__dict__.get(name) or getattr(owner, name)
+    plain = stock.__func__ if isinstance(stock, classmethod) else stock
+    if getattr(plain, "of_oscar", False):
+        return
+    made = make(plain)
+    made.of_oscar = True
+    setattr(owner, name, classmethod(made) if isinstance(stock, classmethod) else made)

@@ -1,0 +1,99 @@
+"""The four places where stock vLLM asks us. Each does nothing unless the KV dtype is ours."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from oscar_zoo.engines.vllm import compat, worker
+from oscar_zoo.engines.vllm.register import BACKEND, DTYPE
+from oscar_zoo.runtime.sink_blocks import NOBODY, PromptKey
+
+
+def install() -> None:
+    make = {"choice": _choice, "hits": _hits, "added": _added, "removed": _removed}
+    for what, (owner, name) in compat.hook_points().items():
+        compat.replaced(owner, name, make[what])
+
+
+def _choice(stock: Any) -> Any:
+    """Our backend for our dtype, also where `--attention-backend` is not given: the list of
+    candidates is closed."""
+
+    @functools.wraps(stock)
+    def choose(cls: Any, selected_backend: Any, attn_selector_config: Any, **rest: Any) -> str:
+        if attn_selector_config.kv_cache_dtype == DTYPE:
+            return BACKEND
+        return str(stock(cls, selected_backend, attn_selector_config, **rest))
+
+    return choose
+
+
+def _hits(stock: Any) -> Any:
+    """A hit leaves the recent window to prefill, and needs the first tokens in 16 bits."""
+
+    @functools.wraps(stock)
+    def get(self: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
+        if worker.running is None:
+            return stock(self, request, max_cache_hit_length)
+        sinks = worker.running.windows.sinks
+        ids = request.all_token_ids
+        key = prompt_key(ids, request.lora_request, request.mm_features, sinks.width)
+        size = self.block_pool.hash_block_size
+        most = max(0, request.num_tokens - sinks.reprefill_tail(key, size))
+        given = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
+        return stock(self, request, min(given, most))
+
+    return get
+
+
+def _added(stock: Any) -> Any:
+    """Rows of requests that are new in this step, which take no ring and no sinks over."""
+
+    @functools.wraps(stock)
+    def add(self: Any, scheduler_output: Any) -> None:
+        stock(self, scheduler_output)
+        new = scheduler_output.scheduled_new_reqs
+        if worker.running is None or not new:
+            return
+        windows = worker.running.windows
+        rows = [self.req_states.req_id_to_index[one.req_id] + 1 for one in new]
+        windows.hand_out(rows)
+        windows.sinks.admit(rows, [_prompt_of(one, windows.sinks.width) for one in new])
+
+    return add
+
+
+def _removed(stock: Any) -> Any:
+    """A request that has ended, or starts again later, gives its sinks back."""
+
+    @functools.wraps(stock)
+    def remove(self: Any, req_id: str) -> bool:
+        index = self.req_states.req_id_to_index.get(req_id)
+        if worker.running is not None and index is not None:
+            worker.running.windows.sinks.release(index + 1, NOBODY)
+        return bool(stock(self, req_id))
+
+    return remove
+
+
+def _prompt_of(new: Any, width: int) -> PromptKey:
+    return prompt_key(new.prefill_token_ids, new.lora_request, new.mm_features, width)
+
+
+def prompt_key(ids: Sequence[int], lora: Any, pictures: Any, width: int) -> PromptKey:
+    """What the first tokens of a request depend on: those of an image are not known by ids."""
+    scope = None if pictures else (None if lora is None else lora.lora_name,)
+    return PromptKey(scope, tuple(ids[:width]), len(ids))
+
+
+@contextmanager
+def served(state: worker.Worker) -> Iterator[None]:
+    """For tests: `state` is what this process runs."""
+    before, worker.running = worker.running, state
+    try:
+        yield
+    finally:
+        worker.running = before

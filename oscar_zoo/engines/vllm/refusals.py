@@ -1,0 +1,37 @@
+"""What an INT2 cache in vLLM does not do yet, refused by name before a token is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oscar_zoo.engines.settings import PluginSettings
+from oscar_zoo.errors import UnsupportedModel, UsageError
+
+
+def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> None:
+    """Refuse settings of vLLM (`VllmConfig`), of the model's attention layers, and of ours."""
+    parallel = config.parallel_config
+    wishes = {
+        "tensor or pipeline parallelism": parallel.world_size > 1,
+        "context parallelism": parallel.decode_context_parallel_size > 1,
+        "speculative decoding": config.speculative_config is not None,
+        "a KV connector": config.kv_transfer_config is not None,
+        "LoRA": config.lora_config is not None,
+        "the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0)": not config.use_v2_model_runner,
+    }
+    for name, asked in wishes.items():
+        if asked:
+            raise UsageError(f"{name} does not work with an INT2 KV cache in vLLM.")
+    chosen.check_layers(len(layers))
+    if len({chosen.code(role, n)[0] for role in ("k", "v") for n in range(len(layers))}) > 1:
+        raise UsageError(
+            "layers of different widths do not work with an INT2 KV cache in vLLM yet: its pages"
+            " have one size.",
+            hint="an artifact of --bits 2, or serve it with SGLang: oscar-zoo serve",
+        )
+    impls = [one.impl for one in layers.values()]
+    if len({(one.num_kv_heads, one.head_size, one.scale) for one in impls}) > 1:
+        raise UnsupportedModel(
+            "a model whose layers have different heads does not work with an INT2 KV cache."
+        )

@@ -1,0 +1,42 @@
+"""Entry point of group `vllm.general_plugins`; vLLM calls it in every process, some more than once.
+
+Importable without vllm. vLLM ends when this raises, whatever it was asked for. So a release that is
+not supported gets one warning, and only who asks for our type of cache gets an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Sequence
+
+from oscar_zoo.engines import one_line, show_errors_in_one_line
+from oscar_zoo.errors import UnsupportedMachine
+
+logger = logging.getLogger(__name__)
+DTYPE = "oscar_int2"
+"""Of `--kv-cache-dtype`."""
+NAME = "OSCAR_INT2"
+"""Of `--attention-backend`."""
+BACKEND = "oscar_zoo.engines.vllm.backend.Int2Backend"
+
+
+def register() -> None:
+    from oscar_zoo.engines.vllm import compat, hooks
+
+    show_errors_in_one_line()
+    try:
+        compat.check_release()
+        compat.register_dtype(DTYPE)
+        compat.register_backend(NAME, BACKEND)
+        hooks.install()
+    except UnsupportedMachine as error:
+        if _asks_for_int2(sys.argv):
+            raise SystemExit(one_line(error)) from None
+        logger.warning("No INT2 KV cache: %s", error.message)
+
+
+def _asks_for_int2(argv: Sequence[str]) -> bool:
+    flag = "--kv-cache-dtype"
+    return f"{flag}={DTYPE}" in argv or (flag, DTYPE) in itertools.pairwise(argv)

@@ -1,0 +1,134 @@
+"""What one worker process of vLLM serves: settings and artifact, and the stores and the cache that
+follow from them and the model.
+
+Windows, transforms and scratch are allocated when weights are loaded, so vLLM counts them before it
+sizes its pages. Codes and scales lie in these pages: a layer is one contiguous region of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oscar_kernels.spec import QuantSpec, group_channels, row_bytes
+from oscar_zoo.artifact.specs import check_groups
+from oscar_zoo.engines import served_artifact, setting_flags, settings
+from oscar_zoo.engines.vllm import compat, refusals
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.runtime.dispatch import choose_ops
+from oscar_zoo.runtime.engine import CacheConfig, Softmax
+from oscar_zoo.runtime.int2_cache import Int2Cache
+from oscar_zoo.runtime.kept_rings import KeptRings
+from oscar_zoo.runtime.sink_blocks import SinkBlocks
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
+from oscar_zoo.runtime.transforms import TransformTable
+
+logger = logging.getLogger(__name__)
+running: Worker | None = None
+"""Of this process, which has the scheduler too."""
+
+
+@functools.cache
+def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
+    """Settings and artifact, read once, by environment variables as a SGLang server reads them."""
+    given = settings.read_settings(os.environ)
+    artifact = served_artifact.load(
+        given.source, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
+    )
+    return settings.read_settings(os.environ, artifact.recipe), artifact
+
+
+def specs_of(head_dim: int, index: int) -> tuple[QuantSpec, QuantSpec]:
+    """How keys and values of one layer are quantized."""
+    chosen = served()[0]
+    size = chosen.group_size or head_dim
+    check_groups((head_dim, head_dim), size, "this model", option="OSCAR_INT2_GROUP_SIZE={}")
+    codes = chosen.code("k", index), chosen.code("v", index)
+    k, v = (QuantSpec(head_dim, group_channels(head_dim, size), clip, bits=b) for b, clip in codes)
+    return k, v
+
+
+def token_bytes(head_dim: int, num_kv_heads: int) -> int:
+    """Of one token in one layer; the same in all layers."""
+    return num_kv_heads * sum(map(row_bytes, specs_of(head_dim, 0)))
+
+
+def start(vllm_config: Any) -> Worker:
+    """The worker of this process, made once the model is built."""
+    global running
+    if running is None:
+        running = Worker(vllm_config)
+    return running
+
+
+class Worker:
+    def __init__(self, vllm_config: Any) -> None:
+        layers = compat.attention_layers(vllm_config)
+        chosen, artifact = served()
+        refusals.check(vllm_config, layers, chosen)
+        numbers = tuple(map(compat.layer_number, layers))
+        first = next(iter(layers.values())).impl
+        heads, dim = first.num_kv_heads, first.head_size
+        artifact.check_geometry(layer_ids=numbers, num_kv_heads=heads, head_dim=dim, v_head_dim=dim)
+        device = torch.device(vllm_config.device_config.device)
+        model, rows = vllm_config.model_config, vllm_config.scheduler_config.max_num_seqs + 1
+        shape = WindowShape(
+            num_layers=len(layers),
+            num_rows=rows,
+            num_kv_heads=heads,
+            k_head_dim=dim,
+            v_head_dim=dim,
+            sink=chosen.sink,
+            recent=chosen.recent,
+            dtype=model.dtype,
+            idle=0 if chosen.sink == 0 else chosen.idle_sinks or rows - 1,
+        )
+        sinks = SinkBlocks(shape.sink, shape.num_blocks, chosen.refilled or None)
+        self.windows = WindowStore(shape, device, sinks, KeptRings(chosen.refilled, 1))
+        table = TransformTable.build(
+            artifact.k, artifact.v, numbers, kv_heads=range(heads), device=device
+        )
+        softmax = Softmax(first.scale, first.logits_soft_cap or 0.0)
+        if softmax.cap and table.centred:
+            raise UnsupportedModel("this model caps its logits, and centred keys shift them.")
+        config = CacheConfig(
+            numbers, first.num_heads, softmax, shape.max_batch, model.max_model_len, 0, device
+        )
+        self._layers, self._ops = layers, choose_ops(device)
+        self._order = torch.arange(shape.max_batch, dtype=torch.int64, device=device)
+        self._specs = tuple(specs_of(dim, index) for index in range(len(layers)))
+        self._pages: tuple[Tensor, int] | None = None
+        nothing = SlotStore(SlotShape(self._specs, 1, heads), device)
+        self.cache = Int2Cache(
+            config, nothing, self.windows, table, self._pack, ops=self._ops, prefill=None
+        )
+        for warning in (*chosen.warnings, *artifact.warnings):
+            logger.warning("%s", warning)
+        logger.info("INT2 KV cache: artifact %s; %s", artifact.told, chosen.describe())
+
+    def step(self, pages: Tensor, size: int) -> Int2Cache:
+        """The cache, for requests whose pages of `size` tokens are `[B, most pages]`."""
+        if self._pages is None:  # vLLM has allocated them since
+            regions = [_bytes_of(layer.kv_cache) for layer in self._layers.values()]
+            shape = self.windows.shape
+            token = shape.num_kv_heads * sum(map(row_bytes, self._specs[0]))
+            slots = SlotShape(self._specs, len(regions[0]) // token, shape.num_kv_heads)
+            self.cache.use(SlotStore(slots, regions[0].device, regions))
+        self._pages = pages, size
+        return self.cache
+
+    def _pack(self, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+        assert self._pages is not None
+        pages, size = self._pages  # in the order of the step
+        self._ops.pack(pages, self._order[: len(rows)], kv_indptr, out, page=size)
+
+
+def _bytes_of(pages: Tensor) -> Tensor:
+    """The memory of a layer, as bytes without any shape."""
+    flat = pages.as_strided((pages.numel(),), (1,), pages.storage_offset())
+    return flat.view(torch.uint8)

@@ -1,0 +1,146 @@
+"""Stock vLLM with our plugin gives the tokens of the reference, however its scheduler cuts prompts
+and mixes requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import oscar_zoo
+from oscar_zoo.evaluate.generate import GenerationRequest
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.observer import SILENT
+from oscar_zoo.registry import targets
+from oscar_zoo.registry.artifacts import open_artifact
+from oscar_zoo.registry.hubs.address import Sources
+
+ROOT = Path(__file__).resolve().parents[3]
+VLLM = Path(sys.prefix) / "vllm"
+MODEL, TEXT = str(ROOT / "examples/models/tiny-qwen3-hard"), ROOT / "examples/text"
+CHILD = Path(__file__).with_name("vllm_on_cpu.py")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not installed beside"),
+]
+NEW, PAGE, CHUNK = 8, 32, 512
+OPTIONS = {
+    "model": MODEL,
+    "max_model_len": 2048,
+    "max_num_batched_tokens": CHUNK,
+    "max_num_seqs": 4,
+    "block_size": PAGE,
+    "kv_cache_memory_bytes": 8 << 20,
+    "kv_cache_dtype": "oscar_int2",
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model(MODEL, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def ids(model: LoadedModel) -> list[int]:
+    found: list[int] = model.tokenizer((TEXT / "validation.txt").read_text("utf-8"))["input_ids"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("made") / "rotation"
+    oscar_zoo.compute_artifact(
+        MODEL, calib_data=str(TEXT / "calibration.txt"), calib_tokens=8192, seq_len=1024,
+        method="wush", fast=True, allow_poor=True, device="cpu", output=output,
+    )  # fmt: skip
+    return output
+
+
+def served(folder: Path, rounds: list[list[list[int]]], **options: Any) -> dict[str, Any]:
+    job = {"options": OPTIONS | options, "rounds": rounds, "new": NEW}
+    done = subprocess.run(
+        [sys.executable, CHILD],
+        input=json.dumps(job),
+        env={**os.environ, "PYTHONPATH": str(VLLM), "OSCAR_INT2_ROTATION_PATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def check(
+    model: LoadedModel, folder: Path, found: dict[str, Any], prompts: list[list[int]]
+) -> None:
+    """Compute every step once more, cut as vLLM cut it; what a request found in the prefix cache
+    is computed in one piece."""
+    artifact = open_artifact(targets.parse(folder), Sources(None), SILENT)
+    assert artifact.recipe is not None
+    spec = CacheSpec(*artifact.rotations(), artifact.recipe)
+    pairs = zip(found["requests"], prompts, strict=True)
+    known = {name: prompt + new for (name, new, _), prompt in pairs}
+    lengths = {name: len(all_ids) - NEW for name, all_ids in known.items()}
+    states: dict[str, tuple[GenerationRequest, int, int]] = {}
+    for what, name, number in found["events"]:
+        if what == "add":
+            request, again = GenerationRequest(model, spec), name in states
+            if number:
+                request.extend(torch.tensor(known[name][:number]))
+                request.begin_from_cache()
+            until = max(lengths[name], states[name][1]) if again else lengths[name]
+            states[name] = request, number, until
+            continue
+        request, done, until = states[name]
+        new = known[name][done : done + number]
+        if len(new) < number:  # a step that was under way when the last token came
+            continue
+        one = number == 1 and done >= until
+        logits = request.decode(new[0]) if one else request.extend(torch.tensor(new))[-1]
+        states[name] = request, done + number, until
+        if lengths[name] <= done + number < len(known[name]):
+            assert int(logits.argmax()) == known[name][done + number], (name, done, number)
+
+
+def test_prompts_one_by_one(model: LoadedModel, folder: Path, ids: list[int]) -> None:
+    edges = (1, 2, 63, 64, 65, 255, 256, 319, 320, 321, 512, 513, 700)
+    prompts = [ids[1000 * n :][:length] for n, length in enumerate(edges)]
+    found = served(folder, [[one] for one in prompts], max_num_seqs=1)
+    check(model, folder, found, prompts)
+
+
+def test_prompts_together(model: LoadedModel, folder: Path, ids: list[int]) -> None:
+    """Chunks of prompts beside requests that decode."""
+    prompts = [ids[3000 * n :][:length] for n, length in enumerate((900, 40, 500, 330, 700, 90))]
+    found = served(folder, [prompts])
+    steps = [number for what, _, number in found["events"] if what == "step"]
+    assert 1 in steps and max(steps) > 100
+    check(model, folder, found, prompts)
+
+
+def test_prefix_hits(model: LoadedModel, folder: Path, ids: list[int]) -> None:
+    """A hit leaves the recent window to prefill, and finds its first tokens exact."""
+    first = ids[:700]
+    later = [ids[:480] + ids[9000:9300], ids[:50] + ids[4000:4600], ids[:700]]
+    found = served(folder, [[first], later])
+    cached = [number for _, _, number in found["requests"]]
+    assert cached[:3] == [0, 480 // PAGE * PAGE, 0] and cached[3] == (700 - 256) // PAGE * PAGE
+    assert found["sinks"]["hits"] == 2 and found["sinks"]["lost"] == 0
+    check(model, folder, found, [first, *later])
+
+
+def test_a_request_starts_again(model: LoadedModel, folder: Path, ids: list[int]) -> None:
+    """Each needs one page more before it ends, and there is one in all."""
+    prompts = [ids[5000 * n :][: 16 * PAGE - 4] for n in range(3)]
+    found = served(folder, [prompts], num_gpu_blocks_override=1 + 3 * 16 + 1, max_model_len=1024)
+    added = [name for what, name, _ in found["events"] if what == "add"]
+    assert len(added) > len(set(added))
+    check(model, folder, found, prompts)

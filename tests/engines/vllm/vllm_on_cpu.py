@@ -1,0 +1,116 @@
+"""Stock vLLM on a CPU, with its V2 runner and no compiled code: Triton interprets the kernels of
+the runner, and the few other operations that a dense model asks for are here.
+
+    python vllm_on_cpu.py < JOB.json
+
+A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, and `new` tokens for each.
+The last line of the output is JSON: tokens and cached tokens of each prompt, what the runner did,
+and the counts of sink blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from typing import Any
+
+os.environ |= {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "CUDA_VISIBLE_DEVICES": "",  # else vLLM looks for a driver of Triton
+    "TRITON_INTERPRET": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def silu_and_mul(result: Any, x: Any) -> None:
+    half = x.shape[-1] // 2
+    result.copy_(x[..., :half].sigmoid() * x[..., :half] * x[..., half:])
+
+
+def rms_norm(result: Any, x: Any, weight: Any, epsilon: float) -> None:
+    y = x.float() * (x.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    result.copy_(y.to(x.dtype) * (1 if weight is None else weight))
+
+
+def fused_add_rms_norm(x: Any, residual: Any, weight: Any, epsilon: float) -> None:
+    residual.add_(x)
+    rms_norm(x, residual, weight, epsilon)
+
+
+def rotary_embedding(at: Any, query: Any, key: Any, size: int, table: Any, is_neox: bool) -> None:
+    cos, sin = table[at.flatten()].chunk(2, -1)
+    for x in (query, key):
+        first, second = x.view(len(cos), -1, size).chunk(2, -1)
+        c, s = cos[:, None], sin[:, None]
+        turned = first * c - second * s, second * c + first * s
+        first.copy_(turned[0]), second.copy_(turned[1])
+
+
+SCHEMAS = {
+    "silu_and_mul(Tensor! result, Tensor x) -> ()": silu_and_mul,
+    "rms_norm(Tensor! result, Tensor x, Tensor? weight, float epsilon) -> ()": rms_norm,
+    "fused_add_rms_norm(Tensor! x, Tensor! residual, Tensor? weight, float epsilon) -> ()": (
+        fused_add_rms_norm
+    ),
+    "rotary_embedding(Tensor at, Tensor! query, Tensor(a!)? key, int size, Tensor table,"
+    " bool is_neox) -> ()": rotary_embedding,
+    "init_cpu_memory_env(int[] nodes) -> ()": lambda nodes: None,
+}
+
+
+def stand_in() -> Any:
+    """Takes the place of vLLM's compiled module."""
+    import torch
+
+    library = torch.library.Library("_C", "FRAGMENT")
+    for schema, function in SCHEMAS.items():
+        library.define(schema)
+        library.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
+    sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")
+    return library
+
+
+def watched(events: list[Any]) -> None:
+    """Note which requests get rows, and how many of their tokens each step computes."""
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as Runner
+
+    stock = Runner.add_requests
+
+    def add(self: Any, scheduled: Any) -> None:
+        stock(self, scheduled)
+        for new in scheduled.scheduled_new_reqs:
+            events.append(["add", new.req_id.partition("-")[0], new.num_computed_tokens])
+        for name, number in scheduled.num_scheduled_tokens.items():
+            events.append(["step", name.partition("-")[0], number])
+
+    Runner.add_requests = add
+
+
+def main() -> None:
+    job, events, kept = json.load(sys.stdin), list[Any](), stand_in()
+    from vllm import LLM, SamplingParams
+
+    from oscar_zoo.engines.vllm import register, worker
+
+    register.register()
+    watched(events)
+    model = LLM(enforce_eager=True, seed=0, dtype="float32", **job["options"])
+    rule = SamplingParams(temperature=0, max_tokens=job["new"], ignore_eos=True)
+    rounds = []
+    for prompts in job["rounds"]:
+        asked = [{"prompt_token_ids": ids} for ids in prompts]
+        for one in model.generate(asked, rule, use_tqdm=False):
+            new = list(one.outputs[0].token_ids)
+            rounds.append([one.request_id.partition("-")[0], new, one.num_cached_tokens])
+    assert worker.running is not None and kept
+    sinks = worker.running.windows.sinks.counts()
+    print(json.dumps({"requests": rounds, "events": events, "sinks": sinks}))
+
+
+if __name__ == "__main__":
+    main()
