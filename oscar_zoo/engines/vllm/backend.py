@@ -71,17 +71,19 @@ class Int2Backend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """A token of a layer is one row of bytes; vLLM calls this on its own result too."""
-        if spec.state_content_bytes is not None:
-            return spec
-        size = worker.token_bytes(spec.head_size, spec.num_kv_heads)
-        return replace(
-            spec,
-            num_head_slots=1,
-            state_content_bytes=size,
-            dtype=torch.uint8,
-            kv_quant_mode=KVQuantMode.NONE,
-        )
+        """vLLM also asks for pages in general, and for those of a layer once more."""
+        return spec if spec.state_content_bytes is not None else pages_of(spec, 0)
+
+
+def pages_of(spec: Any, index: int) -> Any:
+    """The pages of a layer with attention: a token is one row of bytes."""
+    return replace(
+        spec,
+        num_head_slots=1,
+        state_content_bytes=worker.token_bytes(spec.head_size, spec.num_kv_heads, index),
+        dtype=torch.uint8,
+        kv_quant_mode=KVQuantMode.NONE,
+    )
 
 
 @dataclass

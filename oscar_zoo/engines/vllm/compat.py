@@ -47,14 +47,21 @@ def register_backend(name: str, path: str) -> None:
         AttentionBackendEnum.register(name, path)
 
 
-def hook_points() -> dict[str, tuple[Any, str]]:
-    """Where hooks go, by what they are for: the owner of a function, and its name."""
+def platform_choice() -> tuple[Any, str]:
+    """The function that chooses a backend for the attention of a model."""
     from vllm.platforms import current_platform
+
+    return type(current_platform), "get_attn_backend_cls"
+
+
+def hook_points() -> dict[str, tuple[Any, str]]:
+    """Where the other hooks go, by what they are for: the owner of a function, and its name."""
+    from vllm.model_executor.layers.attention import Attention
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     return {
-        "choice": (type(current_platform), "get_attn_backend_cls"),
+        "spec": (Attention, "get_kv_cache_spec"),
         "hits": (KVCacheManager, "get_computed_blocks"),
         "added": (GPUModelRunner, "add_requests"),
         "removed": (GPUModelRunner, "_remove_request"),

@@ -1,10 +1,9 @@
-"""The four places where stock vLLM asks us. Each does nothing unless the KV dtype is ours."""
+"""The places where stock vLLM asks us. Each does nothing unless the KV dtype is ours."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from oscar_zoo.engines.vllm import compat, worker
@@ -13,9 +12,9 @@ from oscar_zoo.runtime.sink_blocks import NOBODY, PromptKey
 
 
 def install() -> None:
-    make = {"choice": _choice, "hits": _hits, "added": _added, "removed": _removed}
-    for what, (owner, name) in compat.hook_points().items():
-        compat.replaced(owner, name, make[what])
+    """One hook; the others come with the first model whose cache is ours, because they import much
+    that a process without a model has no use for."""
+    compat.replaced(*compat.platform_choice(), _choice)
 
 
 def _choice(stock: Any) -> Any:
@@ -24,11 +23,30 @@ def _choice(stock: Any) -> Any:
 
     @functools.wraps(stock)
     def choose(cls: Any, selected_backend: Any, attn_selector_config: Any, **rest: Any) -> str:
-        if attn_selector_config.kv_cache_dtype == DTYPE:
-            return BACKEND
-        return str(stock(cls, selected_backend, attn_selector_config, **rest))
+        if attn_selector_config.kv_cache_dtype != DTYPE:
+            return str(stock(cls, selected_backend, attn_selector_config, **rest))
+        hooks = {"spec": _spec, "hits": _hits, "added": _added, "removed": _removed}
+        for what, (owner, name) in compat.hook_points().items():
+            compat.replaced(owner, name, hooks[what])
+        return BACKEND
 
     return choose
+
+
+def _spec(stock: Any) -> Any:
+    """Pages of a layer by its own widths."""
+
+    @functools.wraps(stock)
+    def get(self: Any, vllm_config: Any) -> Any:
+        spec = stock(self, vllm_config)
+        if self.kv_cache_dtype != DTYPE or spec is None:
+            return spec
+        from oscar_zoo.engines.vllm.backend import pages_of
+
+        names = [*compat.attention_layers(vllm_config)]
+        return pages_of(spec, names.index(self.layer_name))
+
+    return get
 
 
 def _hits(stock: Any) -> Any:
@@ -87,13 +105,3 @@ def prompt_key(ids: Sequence[int], lora: Any, pictures: Any, width: int) -> Prom
     """What the first tokens of a request depend on: those of an image are not known by ids."""
     scope = None if pictures else (None if lora is None else lora.lora_name,)
     return PromptKey(scope, tuple(ids[:width]), len(ids))
-
-
-@contextmanager
-def served(state: worker.Worker) -> Iterator[None]:
-    """For tests: `state` is what this process runs."""
-    before, worker.running = worker.running, state
-    try:
-        yield
-    finally:
-        worker.running = before

@@ -24,12 +24,6 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
         if asked:
             raise UsageError(f"{name} does not work with an INT2 KV cache in vLLM.")
     chosen.check_layers(len(layers))
-    if len({chosen.code(role, n)[0] for role in ("k", "v") for n in range(len(layers))}) > 1:
-        raise UsageError(
-            "layers of different widths do not work with an INT2 KV cache in vLLM yet: its pages"
-            " have one size.",
-            hint="an artifact of --bits 2, or serve it with SGLang: oscar-zoo serve",
-        )
     impls = [one.impl for one in layers.values()]
     if len({(one.num_kv_heads, one.head_size, one.scale) for one in impls}) > 1:
         raise UnsupportedModel(

@@ -53,9 +53,9 @@ def specs_of(head_dim: int, index: int) -> tuple[QuantSpec, QuantSpec]:
     return k, v
 
 
-def token_bytes(head_dim: int, num_kv_heads: int) -> int:
-    """Of one token in one layer; the same in all layers."""
-    return num_kv_heads * sum(map(row_bytes, specs_of(head_dim, 0)))
+def token_bytes(head_dim: int, num_kv_heads: int, index: int) -> int:
+    """Of one token in one layer."""
+    return num_kv_heads * sum(map(row_bytes, specs_of(head_dim, index)))
 
 
 def start(vllm_config: Any) -> Worker:
@@ -115,9 +115,9 @@ class Worker:
         """The cache, for requests whose pages of `size` tokens are `[B, most pages]`."""
         if self._pages is None:  # vLLM has allocated them since
             regions = [_bytes_of(layer.kv_cache) for layer in self._layers.values()]
-            shape = self.windows.shape
-            token = shape.num_kv_heads * sum(map(row_bytes, self._specs[0]))
-            slots = SlotShape(self._specs, len(regions[0]) // token, shape.num_kv_heads)
+            heads = self.windows.shape.num_kv_heads
+            number = len(regions[0]) // (heads * sum(map(row_bytes, self._specs[0])))
+            slots = SlotShape(self._specs, number, heads)
             self.cache.use(SlotStore(slots, regions[0].device, regions))
         self._pages = pages, size
         return self.cache

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import oscar_zoo
+from oscar_zoo.artifact.specs import SideWidths, Widths
 from oscar_zoo.evaluate.generate import GenerationRequest
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
@@ -63,12 +64,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def served(folder: Path, rounds: list[list[list[int]]], **options: Any) -> dict[str, Any]:
+def served(
+    folder: Path, rounds: list[list[list[int]]], bits: str = "2", **options: Any
+) -> dict[str, Any]:
+    settings = {"OSCAR_INT2_ROTATION_PATH": str(folder)}
     job = {"options": OPTIONS | options, "rounds": rounds, "new": NEW}
     done = subprocess.run(
         [sys.executable, CHILD],
         input=json.dumps(job),
-        env={**os.environ, "PYTHONPATH": str(VLLM), "OSCAR_INT2_ROTATION_PATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": str(VLLM), **settings, "OSCAR_INT2_BITS": bits},
         capture_output=True,
         text=True,
         timeout=300,
@@ -79,13 +83,18 @@ def served(folder: Path, rounds: list[list[list[int]]], **options: Any) -> dict[
 
 
 def check(
-    model: LoadedModel, folder: Path, found: dict[str, Any], prompts: list[list[int]]
+    model: LoadedModel,
+    folder: Path,
+    found: dict[str, Any],
+    prompts: list[list[int]],
+    widths: Widths | None = None,
 ) -> None:
     """Compute every step once more, cut as vLLM cut it; what a request found in the prefix cache
     is computed in one piece."""
     artifact = open_artifact(targets.parse(folder), Sources(None), SILENT)
     assert artifact.recipe is not None
-    spec = CacheSpec(*artifact.rotations(), artifact.recipe)
+    recipe = artifact.recipe if widths is None else artifact.recipe.with_widths(widths)
+    spec = CacheSpec(*artifact.rotations(), recipe)
     pairs = zip(found["requests"], prompts, strict=True)
     known = {name: prompt + new for (name, new, _), prompt in pairs}
     lengths = {name: len(all_ids) - NEW for name, all_ids in known.items()}
@@ -124,6 +133,18 @@ def test_prompts_together(model: LoadedModel, folder: Path, ids: list[int]) -> N
     steps = [number for what, _, number in found["events"] if what == "step"]
     assert 1 in steps and max(steps) > 100
     check(model, folder, found, prompts)
+
+
+def test_layers_of_different_widths(model: LoadedModel, folder: Path, ids: list[int]) -> None:
+    """Their pages have different sizes."""
+    bits = (2, 4, 2, 2), (2, 2, 2, 4)
+    prompts = [ids[3000 * n :][:length] for n, length in enumerate((700, 400))]
+    found = served(folder, [prompts], "2,4,2,2/2,2,2,4")
+    sides = (
+        SideWidths(bits=own, clip=tuple(clip if b == 2 else 0.0 for b in own))
+        for own, clip in zip(bits, (0.96, 0.92), strict=True)
+    )
+    check(model, folder, found, prompts, Widths(k=next(sides), v=next(sides)))
 
 
 def test_prefix_hits(model: LoadedModel, folder: Path, ids: list[int]) -> None:

@@ -95,9 +95,8 @@ def main() -> None:
     job, events, kept = json.load(sys.stdin), list[Any](), stand_in()
     from vllm import LLM, SamplingParams
 
-    from oscar_zoo.engines.vllm import register, worker
+    from oscar_zoo.engines.vllm import worker  # vLLM finds our plugin by itself
 
-    register.register()
     watched(events)
     model = LLM(enforce_eager=True, seed=0, dtype="float32", **job["options"])
     rule = SamplingParams(temperature=0, max_tokens=job["new"], ignore_eos=True)
