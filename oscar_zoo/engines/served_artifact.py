@@ -144,6 +144,16 @@ def load(
     return loaded
 
 
+def digest_to_read(source: ArtifactSource, verified: Any) -> str:
+    """The digest of what a server will read. Raises where its bytes are no more those that were
+    `verified`, which has a `digest` and `files`."""
+    served = load(source)
+    if served.digest != verified.digest:
+        names = served.names.values()
+        load(source, artifact_digest([one for one in verified.files if one.path in names]))
+    return served.digest
+
+
 def _read(path: Path) -> _File:
     return _parse(path.name, read_file(path))
 

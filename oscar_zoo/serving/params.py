@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from oscar_zoo.artifact.names import path_text
+from oscar_zoo.engines.vllm.asked import check_vllm
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.params import (
     ASKED_HUBS,
@@ -41,7 +42,7 @@ class ServeParams:
 
     --print shows the command for a shell: stock SGLang with this plugin, which takes the artifact
     by its name or folder and reads it with the same checks. It needs neither a GPU nor SGLang;
-    --device cuda says that a GPU will run it.
+    --device cuda says that a GPU will run it. --engine vllm shows one for stock vLLM.
 
     Requests on this machine need no key. --require-key makes one, and an exposed server always
     needs one. Routes that change a server are closed.
@@ -127,6 +128,10 @@ class ServeParams:
             kind="oscar_zoo.cli.engine_flags:OptionalChoice",
         ),
     ] = None
+    engine: Annotated[
+        Literal["sglang", "vllm"],
+        Opt("What serves it; vllm with --print, which shows a command for vLLM 0.33.", shown=True),
+    ] = "sglang"
     timeout: Annotated[
         float, Opt("How long to wait until it is ready.", metavar="SECONDS", least=1, shown=True)
     ] = 1800
@@ -148,6 +153,8 @@ class ServeParams:
             raise UsageError(
                 "--print starts nothing that could be detached.", hint="leave out one of the two"
             )
+        if self.engine == "vllm":
+            check_vllm(self.drafts, print_only=self.print_only)
         opens = (self.expose, self.api_key_file, self.require_key, self.allow_origin)
         if self.print_only and (any(opens) or self.engine_api):
             raise UsageError(

@@ -15,7 +15,7 @@ import shlex
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from types import TracebackType
@@ -25,7 +25,6 @@ from pydantic import Field
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.artifact_folder import choose_artifact
-from oscar_zoo.artifact.files import artifact_digest
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.outcome import Digest, Level, says
 from oscar_zoo.artifact.specs import ServingRecipe
@@ -46,9 +45,9 @@ from oscar_zoo.engines.sglang.launch.starting import (
 )
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.sizing import Layout
+from oscar_zoo.engines.vllm.command import for_vllm
 from oscar_zoo.errors import (
     AmbiguousName,
-    DigestMismatchError,
     NetworkError,
     OscarZooError,
     PortInUse,
@@ -178,7 +177,7 @@ class ServeCommand(_Served):
     argv: Annotated[tuple[str, ...], says("The program and its arguments.")]
     env: Annotated[dict[str, str], says("Variables to set.")]
     unset: Annotated[tuple[str, ...], says("Variables to remove: they lower a guard.")]
-    engine: Literal["sglang"] = "sglang"
+    engine: Literal["sglang", "vllm"] = "sglang"
     schema: Literal["oscar-zoo.serve-command/1"] = "oscar-zoo.serve-command/1"
 
 
@@ -186,6 +185,8 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
     """The command for stock SGLang with this plugin, which reads and checks the artifact itself.
     Starts nothing, and needs no SGLang."""
     params.check()
+    vllm, words = params.engine == "vllm", params.flags
+    params = replace(params, flags=() if vllm else words)  # they are no flags of SGLang
     device, gpu = hardware.pick_serving_device(params.device, check=False)
     check_wish(params.drafts, UserFlags(params.flags), device)
     try:
@@ -204,9 +205,11 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
         plan.ServeOptions(**prepared.options(params)),
         os.environ,
         rotations=source,
-        sha256=_digest_to_read(artifact, source),
+        sha256=served_artifact.digest_to_read(source, artifact.verified),
         kernels=starting.kernels_folder(),
     )
+    if vllm:
+        planned = for_vllm(planned, plan.ServeOptions(**prepared.options(params)), words)
     replaced = user_flags.replaced_backends(prepared.flags)
     warnings = (*replaced, *user_flags.check_environment(planned.env))
     for warning in warnings:
@@ -228,18 +231,8 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
         tensor_parallel=prepared.tensor_parallel,
         drafts=prepared.drafts,
         warnings=(*artifact.warnings, *warnings),
+        engine=params.engine,
     )
-
-
-def _digest_to_read(artifact: Artifact, source: ArtifactSource) -> str:
-    """The digest of what a server will read; raises where its bytes are no more those that were
-    verified."""
-    served, verified = served_artifact.load(source), artifact.verified
-    names = served.names.values()
-    pair = artifact_digest([file for file in verified.files if file.path in names])
-    if served.digest not in (verified.digest, pair):
-        raise DigestMismatchError.for_content(served.where, want=pair, got=served.digest)
-    return served.digest
 
 
 COUNT_SECONDS = 2.0

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from oscar_zoo.engines.settings import PluginSettings
 from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.runtime.stores import WindowShape
+
+LARGEST_SHARE = 0.25
+"""Of a GPU's memory, for windows. vLLM prepares for 1,024 requests at a time by default."""
 
 
 def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> None:
@@ -28,4 +34,17 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
     if len({(one.num_kv_heads, one.head_size, one.scale) for one in impls}) > 1:
         raise UnsupportedModel(
             "a model whose layers have different heads does not work with an INT2 KV cache."
+        )
+
+
+def check_windows(shape: WindowShape, device: torch.device) -> None:
+    """Refuse windows that leave too little of a GPU to the rest."""
+    if device.type != "cuda":
+        return
+    most = LARGEST_SHARE * torch.cuda.get_device_properties(device).total_memory
+    if shape.nbytes > most:
+        fit = int(most * (shape.num_rows - 1) / shape.nbytes)
+        raise UsageError(
+            f"the windows of {shape.num_rows - 1} requests take {shape.nbytes / 1e9:.0f} GB.",
+            hint=f"--max-num-seqs={max(1, fit)}, or less",
         )

@@ -88,6 +88,7 @@ class Worker:
             dtype=model.dtype,
             idle=0 if chosen.sink == 0 else chosen.idle_sinks or rows - 1,
         )
+        refusals.check_windows(shape, device)
         sinks = SinkBlocks(shape.sink, shape.num_blocks, chosen.refilled or None)
         self.windows = WindowStore(shape, device, sinks, KeptRings(chosen.refilled, 1))
         table = TransformTable.build(

@@ -1,0 +1,13 @@
+"""Whether a command for vLLM can be given. Imports nothing, because `--help` does."""
+
+from __future__ import annotations
+
+from oscar_zoo.errors import UsageError
+
+
+def check_vllm(drafts: str | None, *, print_only: bool) -> None:
+    if drafts or not print_only:
+        raise UsageError(
+            "oscar-zoo starts no vLLM server itself yet, and none with drafts.",
+            hint="--engine vllm --print shows the command that starts one",
+        )

@@ -1,0 +1,26 @@
+"""What `oscar-zoo serve --print --engine vllm` shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cli_output import Cli
+from tiny_artifacts import artifact_files, write_folder
+from tiny_models import EXAMPLE
+
+from oscar_zoo.engines import served_artifact, settings
+
+
+def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
+    """The plugin reads its variables as that of SGLang reads those of its flags."""
+    folder = write_folder(tmp_path / "rotation", artifact_files())
+    line = ("serve", folder, "--model", EXAMPLE, "--engine", "vllm")
+    own = ("--print", "--device", "cpu", "--clip", "0.5,0.25")
+    facts = cli.json(0, *line, *own, "--", "--max-num-seqs=16")
+    assert facts["argv"][:2] == ["vllm", "serve"] and facts["argv"][-1] == "--max-num-seqs=16"
+    assert {"--kv-cache-dtype=oscar_int2", "--host=127.0.0.1"} <= {*facts["argv"]}
+    chosen = settings.read_settings(facts["env"])
+    assert (chosen.k_clip, chosen.v_clip) == ((0.5,), (0.25,))
+    assert served_artifact.load(chosen.source, chosen.expected_digest).where == str(folder)
+    cli.refused(2, *line)
+    cli.refused(2, *line, "--print", "--drafts=ngram")
