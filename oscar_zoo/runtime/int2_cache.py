@@ -9,7 +9,7 @@ pass, never by the scheduler.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -107,7 +107,7 @@ class Int2Cache:
 
     def begin(self, step: StepInput) -> None:
         if step.kind == "extend":
-            self._start_requests(step)
+            self.start_requests(step.request_rows, step.prefix_lens, step.extend_lens)
             self._begin_extend(step)
             return
         self.refill(step)
@@ -201,13 +201,15 @@ class Int2Cache:
         if self.prefill is not None:
             self.prefill.begin(self.batch)
 
-    def _start_requests(self, step: StepInput) -> None:
-        prefixes = dict(zip(step.request_rows, step.prefix_lens, strict=True))
-        fresh = self.windows.take_fresh(step.request_rows)
-        self.windows.begin({row: prefixes[row] for row in fresh})
-        ends = [p + n for p, n in zip(step.prefix_lens, step.extend_lens, strict=True)]
-        self.windows.sinks.launched(step.request_rows, ends)
-        self.windows.rings.launched(step.request_rows, ends)
+    def start_requests(
+        self, rows: Sequence[int], prefix_lens: Sequence[int], extend_lens: Sequence[int]
+    ) -> None:
+        """Give windows to those of `rows` that have new owners, and note what a step brings."""
+        prefixes = dict(zip(rows, prefix_lens, strict=True))
+        self.windows.begin({row: prefixes[row] for row in self.windows.take_fresh(rows)})
+        ends = [p + n for p, n in zip(prefix_lens, extend_lens, strict=True)]
+        self.windows.sinks.launched(rows, ends)
+        self.windows.rings.launched(rows, ends)
 
     def _drafts(self) -> VerifyTables:
         if self._verify is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.engine import StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache
 
-KINDS: tuple[Literal["decode", "extend"], ...] = ("decode", "extend")
 PAGE = 128
 """Tokens of a page, where the command does not say."""
 
@@ -107,49 +106,73 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._worker = worker.start(vllm_config)
         self._page = kv_cache_spec.block_size
+        # A CUDA graph of decode steps reads them, so they stay where they are.
+        most = self._worker.windows.shape.max_batch
+        self._rows, self._lengths, self._slots = (
+            torch.zeros(most, dtype=torch.int64, device=device) for _ in range(3)
+        )
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> Int2Metadata:
         """Row `i + 1` is that of request `i` in the runner's table. Tokens without a slot are those
         of a dummy run, which names real requests: they get row 0 and slot 0, which nobody reads."""
-        common = common_attn_metadata
+        common, state = common_attn_metadata, self._worker
         number = len(common.req_idx)
         bounds = common.query_start_loc_cpu[: number + 1].tolist()
         new = [end - first for first, end in itertools.pairwise(bounds)]
-        lengths = common.seq_lens_cpu_upper_bound[:number].tolist()
-        chunk = [p or n > 1 for p, n in zip(common.is_prefilling.tolist(), new, strict=False)]
+        prefixes = [
+            n - m for n, m in zip(common.seq_lens_cpu_upper_bound.tolist(), new, strict=False)
+        ]
+        on_host = [int(index) + 1 for index in common.req_idx]
         slots = common.slot_mapping[: bounds[-1]]
         rows = torch.from_numpy(common.req_idx).to(slots.device, torch.int64) + 1
         rows = torch.where(slots[common.query_start_loc[:number].long()] < 0, 0, rows)
-        on_host = [int(index) + 1 for index in common.req_idx]
-        out_loc, table = slots.clamp(min=0), common.block_table_tensor
+        # A token that comes alone counts itself in the window, also the last one of a prompt.
+        chunks = [i for i in range(number) if new[i] > 1 or not prefixes[i]]
+        alone = [i for i in range(number) if new[i] == 1 and prefixes[i]]
+        for i in alone:
+            if on_host[i] in state.windows.fresh:
+                state.cache.start_requests((on_host[i],), (prefixes[i],), (1,))
         parts = []
-        for kind in KINDS:
-            requests = [i for i in range(number) if chunk[i] == (kind == "extend")]
-            if not requests:
-                continue
-            tokens = _at([t for i in requests for t in range(bounds[i], bounds[i + 1])])
-            own, extend = _at(requests), kind == "extend"
-            cache = self._worker.step(table[own], self._page)
-            cache.begin(
+        if alone:
+            padding = 0 if chunks else common.num_reqs - number
+            parts.append(self._decode(common, alone, rows, slots, padding))
+        if chunks:
+            own = _at(chunks)
+            tokens = _at([t for i in chunks for t in range(bounds[i], bounds[i + 1])])
+            state.step(common.block_table_tensor[own], self._page).begin(
                 StepInput(
-                    kind,
+                    "extend",
                     rows[own],
-                    tuple(on_host[i] for i in requests),
-                    common.seq_lens[own].long(),
-                    out_loc[tokens],
-                    tuple(lengths[i] - new[i] for i in requests) if extend else (),
-                    tuple(new[i] for i in requests) if extend else (),
+                    tuple(on_host[i] for i in chunks),
+                    common.seq_lens[own],
+                    slots[tokens].clamp(min=0),
+                    tuple(prefixes[i] for i in chunks),
+                    tuple(new[i] for i in chunks),
                 )
             )
-            assert cache.batch is not None
-            parts.append(Part(tokens, cache.batch))
-        return Int2Metadata(self._worker.cache, parts)
+            parts.append(Part(tokens, state.batch))
+        return Int2Metadata(state.cache, parts)
+
+    def _decode(
+        self, common: Any, alone: list[int], rows: Tensor, slots: Tensor, padding: int
+    ) -> Part:
+        """Requests with one new token each, whose tokens come first; a graph has `padding` more."""
+        own, count = _at(alone), len(alone)
+        self._rows[:count], self._slots[:count] = rows[own], slots[own].clamp(min=0)
+        self._lengths[:count] = torch.where(rows[own] == 0, 1, common.seq_lens[own])
+        whole = count + padding
+        self._rows[count:whole], self._slots[count:whole], self._lengths[count:whole] = 0, 0, 1
+        tokens = slice(0, whole) if padding else own
+        self._worker.step(common.block_table_tensor[tokens], self._page).begin(
+            StepInput("decode", self._rows[:whole], (), self._lengths[:whole], self._slots[:whole])
+        )
+        return Part(tokens, self._worker.batch)
 
 
 def _at(places: list[int]) -> slice | Tensor:
-    """A slice, where these are neighbours: those who decode nearly always are."""
+    """A slice, where these are neighbours, as they nearly always are."""
     if places[-1] - places[0] == len(places) - 1:
         return slice(places[0], places[-1] + 1)
     return torch.tensor(places)

@@ -20,6 +20,7 @@ from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.vllm import compat, refusals
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax
 from oscar_zoo.runtime.int2_cache import Int2Cache
@@ -122,6 +123,11 @@ class Worker:
             self.cache.use(SlotStore(slots, regions[0].device, regions))
         self._pages = pages, size
         return self.cache
+
+    @property
+    def batch(self) -> Batch:
+        assert self.cache.batch is not None
+        return self.cache.batch
 
     def _pack(self, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
         assert self._pages is not None

@@ -98,23 +98,22 @@ def check(
     pairs = zip(found["requests"], prompts, strict=True)
     known = {name: prompt + new for (name, new, _), prompt in pairs}
     lengths = {name: len(all_ids) - NEW for name, all_ids in known.items()}
-    states: dict[str, tuple[GenerationRequest, int, int]] = {}
+    states: dict[str, tuple[GenerationRequest, int]] = {}
     for what, name, number in found["events"]:
         if what == "add":
-            request, again = GenerationRequest(model, spec), name in states
+            request = GenerationRequest(model, spec)
             if number:
                 request.extend(torch.tensor(known[name][:number]))
                 request.begin_from_cache()
-            until = max(lengths[name], states[name][1]) if again else lengths[name]
-            states[name] = request, number, until
+            states[name] = request, number
             continue
-        request, done, until = states[name]
+        request, done = states[name]
         new = known[name][done : done + number]
         if len(new) < number:  # a step that was under way when the last token came
             continue
-        one = number == 1 and done >= until
+        one = number == 1 and done > 0
         logits = request.decode(new[0]) if one else request.extend(torch.tensor(new))[-1]
-        states[name] = request, done + number, until
+        states[name] = request, done + number
         if lengths[name] <= done + number < len(known[name]):
             assert int(logits.argmax()) == known[name][done + number], (name, done, number)
 
@@ -151,11 +150,13 @@ def test_prefix_hits(model: LoadedModel, folder: Path, ids: list[int]) -> None:
     """A hit leaves the recent window to prefill, and finds its first tokens exact."""
     first = ids[:700]
     later = [ids[:480] + ids[9000:9300], ids[:50] + ids[4000:4600], ids[:700]]
-    found = served(folder, [[first], later])
+    alone = [ids[20000:][: CHUNK - 1], ids[:480] + ids[7000:7300]]  # one token is left to the hit
+    found = served(folder, [[first], later, alone])
     cached = [number for _, _, number in found["requests"]]
-    assert cached[:3] == [0, 480 // PAGE * PAGE, 0] and cached[3] == (700 - 256) // PAGE * PAGE
-    assert found["sinks"]["hits"] == 2 and found["sinks"]["lost"] == 0
-    check(model, folder, found, [first, *later])
+    assert cached == [0, 480, 0, (700 - 256) // PAGE * PAGE, 0, 480]
+    assert ["step", "5", 1] in found["events"]
+    assert found["sinks"]["hits"] == 3 and found["sinks"]["lost"] == 0
+    check(model, folder, found, [first, *later, *alone])
 
 
 def test_a_request_starts_again(model: LoadedModel, folder: Path, ids: list[int]) -> None:
