@@ -209,7 +209,7 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
         kernels=starting.kernels_folder(),
     )
     if vllm:
-        planned = for_vllm(planned, plan.ServeOptions(**prepared.options(params)), words)
+        planned = for_vllm(planned, prepared, params, words, observer)
     replaced = user_flags.replaced_backends(prepared.flags)
     warnings = (*replaced, *user_flags.check_environment(planned.env))
     for warning in warnings:

@@ -148,8 +148,9 @@ class OscarCache(Cache):  # type: ignore[misc]
     def bytes_for(
         config: Any, tokens: int, *, batch: int = 1, recipe: ServingRecipe | None = None
     ) -> int:
-        """The most bytes that the full-attention layers of a model take for `tokens` of each
-        sequence, by its configuration; `recipe` is 2 bits everywhere by default."""
+        """The most bytes that the full-attention layers of a model take on a GPU for `tokens` of
+        each sequence, by its configuration; on a CPU the newest 32 take some more, as they came.
+        `recipe` is 2 bits everywhere by default."""
         block = block_of(config)
         recipe = recipe or serving_recipe(None, block.geometry)
         specs, windows = layer_specs(block, recipe), recipe.windows

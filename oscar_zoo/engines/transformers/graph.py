@@ -20,6 +20,7 @@ from transformers.utils import ModelOutput
 
 from oscar_zoo.engines.transformers.layer import OscarLayer
 from oscar_zoo.engines.transformers.rows import Rows
+from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime.dispatch import KERNELS
 
 if TYPE_CHECKING:
@@ -101,6 +102,11 @@ class StepGraph:
 
     def step(self, call: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         """`call(**given)`, or the same by a replay."""
+        ids = given.get("input_ids")
+        if ids is not None and not ids.shape[1]:
+            held = self._cache.get_seq_length(self._cache.block.attention_layers[0])
+            message = f"no new tokens came: this cache holds {held:,}, and the input has no more."
+            raise UsageError(message, hint="give the whole conversation, or call cache.reset()")
         inputs = self._inputs(given)
         if inputs is None:
             return call(**given)

@@ -6,8 +6,10 @@ from oscar_zoo.errors import UsageError
 
 
 def check_vllm(drafts: str | None, *, print_only: bool) -> None:
-    if drafts or not print_only:
+    if not print_only:
         raise UsageError(
-            "oscar-zoo starts no vLLM server itself yet, and none with drafts.",
-            hint="--engine vllm --print shows the command that starts one",
+            "oscar-zoo starts no vLLM server itself yet.",
+            hint="--print shows the command that starts one",
         )
+    if drafts:
+        raise UsageError("the INT2 cache in vLLM has no drafts.", hint="leave out --drafts")

@@ -23,4 +23,6 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     assert (chosen.k_clip, chosen.v_clip) == ((0.5,), (0.25,))
     assert served_artifact.load(chosen.source, chosen.expected_digest).where == str(folder)
     cli.refused(2, *line)
+    for flag in ("--host=0.0.0.0", "--kv-cache-dtype", "-tp", "--trust_remote_code"):
+        cli.refused(2, *line, "--print", "--", flag)
     cli.refused(2, *line, "--print", "--drafts=ngram")
