@@ -190,11 +190,10 @@ def model_for(
     known = model or artifact.asked_by
     if known is not None:
         return known
-    if artifact.base_model is None:
-        raise UsageError(
-            "this artifact does not say which model it is for.", hint="add --model MODEL"
-        )
-    choice = parse_model(artifact.base_model, observer)
+    made = artifact.base_model or "a model that it does not name"
+    if "/" not in made:  # a folder, somewhere
+        raise UsageError(f"this artifact is for {made}.", hint="say where that is: --model FOLDER")
+    choice = parse_model(made, observer)
     choice.check_can_be_had(again)
     return choice
 
