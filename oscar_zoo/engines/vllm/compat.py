@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Callable
 from typing import Any
@@ -66,6 +67,14 @@ def hook_points() -> dict[str, tuple[Any, str]]:
         "added": (GPUModelRunner, "add_requests"),
         "removed": (GPUModelRunner, "_remove_request"),
     }
+
+
+def flash_attention() -> Any:
+    """`flash_attn_varlen_func`, in the version that vLLM takes on this GPU."""
+    from vllm.v1.attention.backends import fa_utils
+
+    version = fa_utils.get_flash_attn_version()
+    return functools.partial(fa_utils.flash_attn_varlen_func, fa_version=version)
 
 
 def config() -> Any:

@@ -19,11 +19,12 @@ from oscar_kernels.spec import QuantSpec, group_channels, row_bytes
 from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.vllm import compat, refusals
+from oscar_zoo.engines.vllm.prefill import LARGEST_HEAD, FlashPrefill
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax
-from oscar_zoo.runtime.int2_cache import Int2Cache
+from oscar_zoo.runtime.int2_cache import Int2Cache, piece_tokens
 from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
@@ -98,8 +99,15 @@ class Worker:
         softmax = Softmax(first.scale, first.logits_soft_cap or 0.0)
         if softmax.cap and table.centred:
             raise UnsupportedModel("this model caps its logits, and centred keys shift them.")
+        flash = device.type == "cuda" and dim <= LARGEST_HEAD and model.dtype.itemsize == 2
         config = CacheConfig(
-            numbers, first.num_heads, softmax, shape.max_batch, model.max_model_len, 0, device
+            numbers,
+            first.num_heads,
+            softmax,
+            shape.max_batch,
+            model.max_model_len,
+            piece_tokens(device) if flash else 0,
+            device,
         )
         self._layers, self._ops = layers, choose_ops(device)
         self._order = torch.arange(shape.max_batch, dtype=torch.int64, device=device)
@@ -107,7 +115,13 @@ class Worker:
         self._pages: tuple[Tensor, int] | None = None
         nothing = SlotStore(SlotShape(self._specs, 1, heads), device)
         self.cache = Int2Cache(
-            config, nothing, self.windows, table, self._pack, ops=self._ops, prefill=None
+            config,
+            nothing,
+            self.windows,
+            table,
+            self._pack,
+            ops=self._ops,
+            prefill=FlashPrefill(compat.flash_attention()) if flash else None,
         )
         for warning in (*chosen.warnings, *artifact.warnings):
             logger.warning("%s", warning)
