@@ -31,6 +31,8 @@ REFUSED = {
     "--kv-transfer-config": NOT_BUILT,
 }
 """Flags of vLLM that do not go behind `--`, and why."""
+REQUESTS, MOST_REQUESTS = "--max-num-seqs", 64
+"""Of its own vLLM prepares for up to 1,024 requests at a time, each of which has windows here."""
 ADVICE = (
     "vLLM with this plugin was tested on a CPU only. Run the command where vllm 0.33, this package"
     " and the artifact are."
@@ -43,8 +45,8 @@ def for_vllm(
     """The same for stock vLLM, whose command line takes no settings of ours: they are variables.
     `prepared` and `params` are those of `serving`."""
     options = ServeOptions(**prepared.options(params))
-    for word in words:
-        flag = word.partition("=")[0].replace("_", "-")
+    given_flags = {word.partition("=")[0].replace("_", "-") for word in words}
+    for flag in given_flags:
         if flag in REFUSED:
             raise UsageError(f"{flag} does not go behind --: {REFUSED[flag]}.")
     if options.tensor_parallel > 1:
@@ -64,6 +66,7 @@ def for_vllm(
         "--port": str(options.port),
         "--served-model-name": options.served_name,
         "--revision": options.revision,
+        REQUESTS: None if REQUESTS in given_flags else str(MOST_REQUESTS),
     }
     argv = [f"{name}={value}" for name, value in flags.items() if value is not None]
     observer.note(Note("serve.vllm", ADVICE))

@@ -1,0 +1,54 @@
+"""What an INT2 cache in vLLM does not do is refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oscar_zoo.engines.settings import ArtifactSource, PluginSettings
+from oscar_zoo.engines.vllm import refusals
+from oscar_zoo.errors import UnsupportedModel, UsageError
+
+CHOSEN = PluginSettings(source=ArtifactSource(folder="here"), origins={})
+LAYER = SimpleNamespace(impl=SimpleNamespace(num_kv_heads=2, head_size=64, scale=0.125))
+
+
+def config(**changes: Any) -> Any:
+    parallel = {"world_size": 1, "decode_context_parallel_size": 1}
+    own = {name: changes.pop(name, value) for name, value in parallel.items()}
+    usual: dict[str, Any] = {
+        "speculative_config": None,
+        "kv_transfer_config": None,
+        "lora_config": None,
+        "use_v2_model_runner": True,
+    }
+    return SimpleNamespace(parallel_config=SimpleNamespace(**own), **usual | changes)
+
+
+def test_what_works_is_not_refused() -> None:
+    refusals.check(config(), {"a": LAYER, "b": LAYER}, CHOSEN)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"world_size": 2},
+        {"decode_context_parallel_size": 2},
+        {"speculative_config": object()},
+        {"kv_transfer_config": object()},
+        {"lora_config": object()},
+        {"use_v2_model_runner": False},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_settings_of_vllm(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        refusals.check(config(**changes), {"a": LAYER}, CHOSEN)
+
+
+def test_layers_with_other_heads() -> None:
+    other = SimpleNamespace(impl=SimpleNamespace(num_kv_heads=1, head_size=64, scale=0.125))
+    with pytest.raises(UnsupportedModel):
+        refusals.check(config(), {"a": LAYER, "b": other}, CHOSEN)
