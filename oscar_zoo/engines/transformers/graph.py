@@ -61,16 +61,20 @@ def install(model: Any) -> None:
     if getattr(stock, "offers_steps", False):
         return
 
-    names = [*inspect.signature(stock).parameters][1:]
+    kinds = inspect.signature(stock).parameters.items()
+    names = [name for name, one in kinds if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
 
     @functools.wraps(stock)
     def forward(self: Any, *args: Any, **given: Any) -> Any:
         graphs = (getattr(x, "graph", None) for x in given.values())
         graph = next((x for x in graphs if isinstance(x, StepGraph)), None)
-        if graph is None:
+        if graph is None or graph.asked or len(args) > len(names):
             return stock(self, *args, **given)
-        named = dict(zip(names, args, strict=False))
-        return graph.step(functools.partial(stock, self), named | given)
+        named, graph.asked = dict(zip(names, args, strict=False)), True
+        try:
+            return graph.step(functools.partial(stock, self), named | given)
+        finally:
+            graph.asked = False
 
     forward.offers_steps = True  # type: ignore[attr-defined]
     kind.forward = forward
@@ -92,6 +96,8 @@ class StepGraph:
         self.usable = all(type(layer) is OscarLayer for layer in cache.layers)
         """Not where a layer keeps something else, or a step could not be recorded."""
         self.replays = 0
+        self.asked = False
+        """During a step: a model may be inside of another one, as with adapters."""
         self._trusted = False
         self._forget()
 
@@ -109,6 +115,7 @@ class StepGraph:
             raise UsageError(message, hint="give the whole conversation, or call cache.reset()")
         inputs = self._inputs(given)
         if inputs is None:
+            self._forget()  # which would hold stores that are about to grow
             return call(**given)
         kind = {x: given[x] for x in given if x not in inputs and x != MASK}
         kind |= {name: (x.shape, x.dtype, x.device) for name, x in inputs.items()}
