@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from oscar_zoo.engines import one_line, show_errors_in_one_line
-from oscar_zoo.errors import UnsupportedMachine
+from oscar_zoo.errors import OscarZooError
 
 logger = logging.getLogger(__name__)
 DTYPE = "oscar_int2"
@@ -23,18 +23,24 @@ BACKEND = "oscar_zoo.engines.vllm.backend.Int2Backend"
 
 
 def register() -> None:
-    from oscar_zoo.engines.vllm import compat, hooks
-
     show_errors_in_one_line()
     try:
-        compat.check_release()
-        compat.register_dtype(DTYPE)
-        compat.register_backend(NAME, BACKEND)
-        hooks.install()
-    except UnsupportedMachine as error:
+        _install()
+    except Exception as error:  # whatever a release lacks: it would end every vLLM
         if _asks_for_int2(sys.argv):
-            raise SystemExit(one_line(error)) from None
-        logger.warning("No INT2 KV cache: %s", error.message)
+            ours = error if isinstance(error, OscarZooError) else None
+            lacks = f"error: this vLLM lacks what an INT2 KV cache needs: {error}"
+            raise SystemExit(one_line(ours) if ours else lacks) from None
+        logger.warning("No INT2 KV cache: %s", error)
+
+
+def _install() -> None:
+    from oscar_zoo.engines.vllm import compat, hooks
+
+    compat.check_release()
+    compat.register_dtype(DTYPE)
+    compat.register_backend(NAME, BACKEND)
+    hooks.install()
 
 
 def _asks_for_int2(argv: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oscar_zoo.engines.settings import ArtifactSource, PluginSettings
-from oscar_zoo.engines.vllm import refusals
+from oscar_zoo.engines.vllm import refusals, register
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 CHOSEN = PluginSettings(source=ArtifactSource(folder="here"), origins={})
@@ -52,3 +52,14 @@ def test_layers_with_other_heads() -> None:
     other = SimpleNamespace(impl=SimpleNamespace(num_kv_heads=1, head_size=64, scale=0.125))
     with pytest.raises(UnsupportedModel):
         refusals.check(config(), {"a": LAYER, "b": other}, CHOSEN)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_another_release_ends_only_who_asks(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.34.1")
+    monkeypatch.setattr("sys.argv", ["vllm", "--kv-cache-dtype", "oscar_int2"][: 3 * asked])
+    if asked:
+        with pytest.raises(SystemExit):
+            register.register()
+    else:
+        register.register()
