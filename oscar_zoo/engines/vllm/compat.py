@@ -91,12 +91,29 @@ def layer_number(name: str) -> int:
     return int(extract_layer_index(name))
 
 
+def context(vllm_config: Any) -> Any:
+    """What a model's own layers are listed in; no two models share one."""
+    return vllm_config.compilation_config.static_forward_context
+
+
+def has_byte_pages(kv_cache_config: Any) -> bool:
+    """Whether pages are rows of bytes, as ours are."""
+    import torch
+    from vllm.v1.kv_cache_interface import iter_layer_specs
+
+    groups = kv_cache_config.kv_cache_groups
+    specs = [one for group in groups for one in iter_layer_specs(group.kv_cache_spec)]
+    return all(
+        getattr(one, "dtype", None) is torch.uint8 and one.num_head_slots == 1 for one in specs
+    )
+
+
 def attention_layers(vllm_config: Any) -> dict[str, Any]:
     """All layers with attention of a model that was built, by name."""
     from vllm.model_executor.layers.attention import Attention
 
-    context = vllm_config.compilation_config.static_forward_context
-    return {name: layer for name, layer in context.items() if isinstance(layer, Attention)}
+    found = context(vllm_config).items()
+    return {name: layer for name, layer in found if isinstance(layer, Attention)}
 
 
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> None:

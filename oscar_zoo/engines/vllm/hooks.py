@@ -54,7 +54,7 @@ def _hits(stock: Any) -> Any:
 
     @functools.wraps(stock)
     def get(self: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
-        if worker.running is None:
+        if worker.running is None or not compat.has_byte_pages(self.kv_cache_config):
             return stock(self, request, max_cache_hit_length)
         sinks = worker.running.windows.sinks
         ids = request.all_token_ids
@@ -73,10 +73,10 @@ def _added(stock: Any) -> Any:
     @functools.wraps(stock)
     def add(self: Any, scheduler_output: Any) -> None:
         stock(self, scheduler_output)
-        new = scheduler_output.scheduled_new_reqs
-        if worker.running is None or not new:
+        new, state = scheduler_output.scheduled_new_reqs, worker.of(self.vllm_config)
+        if state is None or not new:
             return
-        windows = worker.running.windows
+        windows = state.windows
         rows = [self.req_states.req_id_to_index[one.req_id] + 1 for one in new]
         windows.hand_out(rows)
         windows.sinks.admit(rows, [_prompt_of(one, windows.sinks.width) for one in new])
@@ -89,9 +89,9 @@ def _removed(stock: Any) -> Any:
 
     @functools.wraps(stock)
     def remove(self: Any, req_id: str) -> bool:
-        index = self.req_states.req_id_to_index.get(req_id)
-        if worker.running is not None and index is not None:
-            worker.running.windows.sinks.release(index + 1, NOBODY)
+        index, state = self.req_states.req_id_to_index.get(req_id), worker.of(self.vllm_config)
+        if state is not None and index is not None:
+            state.windows.sinks.release(index + 1, NOBODY)
         return bool(stock(self, req_id))
 
     return remove

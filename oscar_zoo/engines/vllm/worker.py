@@ -32,17 +32,25 @@ from oscar_zoo.runtime.transforms import TransformTable
 
 logger = logging.getLogger(__name__)
 running: Worker | None = None
-"""Of this process, which has the scheduler too."""
+"""Of the last model with our dtype in this process, which has the scheduler too."""
+
+
+def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
+    """Settings and artifact by environment variables, as a SGLang server reads them."""
+    mine = {name: text for name, text in os.environ.items() if name.startswith(settings.PREFIXES)}
+    return _served(tuple(sorted(mine.items())))
 
 
 @functools.cache
-def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
-    """Settings and artifact, read once, by environment variables as a SGLang server reads them."""
-    given = settings.read_settings(os.environ)
+def _served(
+    variables: tuple[tuple[str, str], ...],
+) -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
+    environ = dict(variables)
+    given = settings.read_settings(environ)
     artifact = served_artifact.load(
-        given.source, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
+        given.source, given.expected_digest, model=environ.get(setting_flags.MODEL)
     )
-    return settings.read_settings(os.environ, artifact.recipe), artifact
+    return settings.read_settings(environ, artifact.recipe), artifact
 
 
 def specs_of(head_dim: int, index: int) -> tuple[QuantSpec, QuantSpec]:
@@ -61,16 +69,23 @@ def token_bytes(head_dim: int, num_kv_heads: int, index: int) -> int:
 
 
 def start(vllm_config: Any) -> Worker:
-    """The worker of this process, made once the model is built."""
+    """The worker of a model, made once that is built. A process can have one after the other."""
     global running
-    if running is None:
-        running = Worker(vllm_config)
-    return running
+    found = of(vllm_config)
+    if found is None:
+        found = running = Worker(vllm_config)
+    return found
+
+
+def of(vllm_config: Any) -> Worker | None:
+    """The worker of a model, if its cache is ours."""
+    same = running is not None and running.context is compat.context(vllm_config)
+    return running if same else None
 
 
 class Worker:
     def __init__(self, vllm_config: Any) -> None:
-        layers = compat.attention_layers(vllm_config)
+        layers, self.context = compat.attention_layers(vllm_config), compat.context(vllm_config)
         chosen, artifact = served()
         refusals.check(vllm_config, layers, chosen)
         numbers = tuple(map(compat.layer_number, layers))

@@ -65,10 +65,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def served(
-    folder: Path, rounds: list[list[list[int]]], bits: str = "2", **options: Any
+    folder: Path, rounds: Any, bits: str = "2", before: bool = False, **options: Any
 ) -> dict[str, Any]:
     settings = {"OSCAR_INT2_ROTATION_PATH": str(folder)}
-    job = {"options": OPTIONS | options, "rounds": rounds, "new": NEW}
+    job = {"options": OPTIONS | options, "rounds": rounds, "new": NEW, "before": before}
     done = subprocess.run(
         [sys.executable, CHILD],
         input=json.dumps(job),
@@ -151,7 +151,7 @@ def test_prefix_hits(model: LoadedModel, folder: Path, ids: list[int]) -> None:
     first = ids[:700]
     later = [ids[:480] + ids[9000:9300], ids[:50] + ids[4000:4600], ids[:700]]
     alone = [ids[20000:][: CHUNK - 1], ids[:480] + ids[7000:7300]]  # one token is left to the hit
-    found = served(folder, [[first], later, alone])
+    found = served(folder, [[first], later, alone], before=True)
     cached = [number for _, _, number in found["requests"]]
     assert cached == [0, 480, 0, (700 - 256) // PAGE * PAGE, 0, 480]
     assert ["step", "5", 1] in found["events"]

@@ -3,7 +3,8 @@ the runner, and the few other operations that a dense model asks for are here.
 
     python vllm_on_cpu.py < JOB.json
 
-A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, and `new` tokens for each.
+A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, `new` tokens for each, and
+whether this process had such a model `before`.
 The last line of the output is JSON: tokens and cached tokens of each prompt, what the runner did,
 and the counts of sink blocks.
 """
@@ -94,11 +95,16 @@ def watched(events: list[Any]) -> None:
 def main() -> None:
     job, events, kept = json.load(sys.stdin), list[Any](), stand_in()
     from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
 
     from oscar_zoo.engines.vllm import worker  # vLLM finds our plugin by itself
 
     watched(events)
-    model = LLM(enforce_eager=True, seed=0, dtype="float32", **job["options"])
+    for last in (False, True)[1 - job["before"] :]:
+        model = LLM(enforce_eager=True, seed=0, dtype="float32", **job["options"])
+        if not last:
+            del model
+            cleanup_dist_env_and_memory()
     rule = SamplingParams(temperature=0, max_tokens=job["new"], ignore_eos=True)
     rounds = []
     for prompts in job["rounds"]:
