@@ -20,7 +20,7 @@ from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.vllm import compat, refusals
 from oscar_zoo.engines.vllm.prefill import LARGEST_HEAD, FlashPrefill
-from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax
@@ -46,6 +46,12 @@ def _served(
     variables: tuple[tuple[str, str], ...],
 ) -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
     environ = dict(variables)
+    sources = [setting_flags.OPTIONS[name].variable for name in ("artifact", "rotation_path")]
+    if not {*sources, settings.K_FILE} & {*environ}:
+        raise UsageError(
+            "an INT2 KV cache needs the rotations of an artifact.",
+            hint=f"{sources[0]}=NAME (oscar-zoo pull NAME), or {sources[1]}=FOLDER",
+        )
     given = settings.read_settings(environ)
     artifact = served_artifact.load(
         given.source, given.expected_digest, model=environ.get(setting_flags.MODEL)
