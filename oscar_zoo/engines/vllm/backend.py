@@ -6,11 +6,11 @@ which run one after the other: nobody who decodes reads what a chunk of the same
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.v1.attention.backend import (
@@ -30,6 +30,7 @@ from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.engine import StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache
 
+Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 PAGE = 128
 """Tokens of a page, where the command does not say."""
 
@@ -100,82 +101,87 @@ class Int2Metadata(AttentionMetadata):  # type: ignore[misc]
 
 
 class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
-    _cudagraph_support = AttentionCGSupport.NEVER
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._worker = worker.start(vllm_config)
+        self._worker.forget_pages()
         self._page = kv_cache_spec.block_size
-        # A CUDA graph of decode steps reads them, so they stay where they are.
-        most = self._worker.windows.shape.max_batch
-        self._rows, self._lengths, self._slots = (
-            torch.zeros(most, dtype=torch.int64, device=device) for _ in range(3)
-        )
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Int2Metadata:
+        """Of dummies, which have one token each and none before it."""
+        return self._built(common_attn_metadata, captured=True)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> Int2Metadata:
-        """Row `i + 1` is that of request `i` in the runner's table. Tokens without a slot are those
-        of a dummy run, which names real requests: they get row 0 and slot 0, which nobody reads."""
-        common, state = common_attn_metadata, self._worker
-        number = len(common.req_idx)
-        bounds = common.query_start_loc_cpu[: number + 1].tolist()
-        new = [end - first for first, end in itertools.pairwise(bounds)]
-        prefixes = [
-            n - m for n, m in zip(common.seq_lens_cpu_upper_bound.tolist(), new, strict=False)
-        ]
-        on_host = [int(index) + 1 for index in common.req_idx]
-        slots = common.slot_mapping[: bounds[-1]]
-        rows = torch.from_numpy(common.req_idx).to(slots.device, torch.int64) + 1
-        rows = torch.where(slots[common.query_start_loc[:number].long()] < 0, 0, rows)
+        return self._built(common_attn_metadata, captured=False)
+
+    def _built(self, common: Any, captured: bool) -> Int2Metadata:
+        """The same for all builders of a step: layers of other widths have one of their own."""
+        state = self._worker
+        if state.built is None or state.built[0] is not common:
+            state.built = common, Int2Metadata(state.cache, self._parts(common, captured))
+        found: Int2Metadata = state.built[1]
+        return found
+
+    def _parts(self, common: Any, captured: bool) -> list[Part]:
+        """Row `i + 1` is that of request `i` in the runner's table."""
+        state, number = self._worker, len(common.req_idx)
+        bounds = common.query_start_loc_cpu[: number + 1].numpy()
+        rows, new = common.req_idx.astype(np.int64) + 1, np.diff(bounds)
+        prefixes = common.seq_lens_cpu_upper_bound[:number].numpy() - new
         # A token that comes alone counts itself in the window, also the last one of a prompt.
-        chunks = [i for i in range(number) if new[i] > 1 or not prefixes[i]]
-        alone = [i for i in range(number) if new[i] == 1 and prefixes[i]]
-        for i in alone:
-            if on_host[i] in state.windows.fresh:
-                state.cache.start_requests((on_host[i],), (prefixes[i],), (1,))
+        alone = (new == 1) & ((prefixes > 0) | captured)
+        decoding, chunks = alone.nonzero()[0], (~alone).nonzero()[0]
+        for i in decoding[np.isin(rows[decoding], [*state.windows.fresh])]:
+            state.cache.start_requests((int(rows[i]),), (int(prefixes[i]),), (1,))
         parts = []
-        if alone:
-            padding = 0 if chunks else common.num_reqs - number
-            parts.append(self._decode(common, alone, rows, slots, padding))
-        if chunks:
-            own = _at(chunks)
-            tokens = _at([t for i in chunks for t in range(bounds[i], bounds[i + 1])])
+        if len(decoding):
+            padding = 0 if len(chunks) else common.num_reqs - number
+            parts.append(self._decode(common, decoding, rows[decoding], padding))
+        if len(chunks):
+            own, all_tokens = _at(chunks), np.arange(bounds[-1])
+            tokens = _at(all_tokens[np.repeat(~alone, new)])
+            slots, first = common.slot_mapping[tokens], common.query_start_loc[:-1][own].long()
             state.step(common.block_table_tensor[own], self._page).begin(
                 StepInput(
                     "extend",
-                    rows[own],
-                    tuple(on_host[i] for i in chunks),
+                    state.moved(rows[chunks]).masked_fill(common.slot_mapping[first] < 0, 0),
+                    tuple(rows[chunks].tolist()),
                     common.seq_lens[own],
-                    slots[tokens].clamp(min=0),
-                    tuple(prefixes[i] for i in chunks),
-                    tuple(new[i] for i in chunks),
+                    slots.clamp(min=0),
+                    tuple(prefixes[chunks].tolist()),
+                    tuple(new[chunks].tolist()),
                 )
             )
             parts.append(Part(tokens, state.batch))
-        return Int2Metadata(state.cache, parts)
+        return parts
 
-    def _decode(
-        self, common: Any, alone: list[int], rows: Tensor, slots: Tensor, padding: int
-    ) -> Part:
-        """Requests with one new token each, whose tokens come first; a graph has `padding` more."""
-        own, count = _at(alone), len(alone)
-        self._rows[:count], self._slots[:count] = rows[own], slots[own].clamp(min=0)
-        self._lengths[:count] = torch.where(rows[own] == 0, 1, common.seq_lens[own])
-        whole = count + padding
-        self._rows[count:whole], self._slots[count:whole], self._lengths[count:whole] = 0, 0, 1
-        tokens = slice(0, whole) if padding else own
-        self._worker.step(common.block_table_tensor[tokens], self._page).begin(
-            StepInput("decode", self._rows[:whole], (), self._lengths[:whole], self._slots[:whole])
+    def _decode(self, common: Any, own: Indices, rows: Indices, padding: int) -> Part:
+        """Requests with one new token each, whose tokens come first. A graph has `padding` more of
+        them. It reads buffers that stay where they are."""
+        state, whole = self._worker, len(own) + padding
+        tokens = slice(0, whole) if padding else _at(own)
+        slots = common.slot_mapping[tokens]
+        fixed_rows, fixed_slots, lengths = (fixed[:whole] for fixed in state.fixed)
+        # Tokens without a slot are padding, or those of a dummy run, which names real requests:
+        # they get row 0 and slot 0, which nobody reads.
+        torch.mul(state.moved(np.pad(rows, (0, padding))), slots >= 0, out=fixed_rows)
+        torch.clamp(slots, min=0, out=fixed_slots)
+        lengths.copy_(common.seq_lens[tokens].clamp(min=1))
+        state.step(common.block_table_tensor[tokens], self._page).begin(
+            StepInput("decode", fixed_rows, (), lengths, fixed_slots)
         )
-        return Part(tokens, self._worker.batch)
+        return Part(tokens, state.batch)
 
 
-def _at(places: list[int]) -> slice | Tensor:
+def _at(places: Indices) -> slice | Tensor:
     """A slice, where these are neighbours, as they nearly always are."""
     if places[-1] - places[0] == len(places) - 1:
-        return slice(places[0], places[-1] + 1)
-    return torch.tensor(places)
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return torch.from_numpy(places)
 
 
 class Int2Impl(AttentionImpl):  # type: ignore[misc]

@@ -12,6 +12,7 @@ import logging
 import os
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax
-from oscar_zoo.runtime.int2_cache import Int2Cache, piece_tokens
+from oscar_zoo.runtime.int2_cache import SHORT, Int2Cache, piece_tokens
 from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
@@ -131,13 +132,20 @@ class Worker:
             device,
         )
         self._layers, self._ops = layers, choose_ops(device)
-        self._order = torch.arange(shape.max_batch, dtype=torch.int64, device=device)
+        most = max(shape.max_batch, SHORT)
+        self._order = torch.arange(most, dtype=torch.int64, device=device)
+        self._compiled = False
         self._specs = tuple(specs_of(dim, index) for index in range(len(layers)))
         self._pages: tuple[Tensor, int] | None = None
-        nothing = SlotStore(SlotShape(self._specs, 1, heads), device)
+        # What a CUDA graph of decode steps reads: rows, slots and lengths of their requests.
+        self.fixed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
+        self._moved = np.zeros(0, np.int64), self.fixed[0][:0]
+        self.built: tuple[Any, Any] | None = None
+        """What vLLM asks for in front of a step, and what it was given."""
+        self._nothing = SlotStore(SlotShape(self._specs, 1, heads), device)
         self.cache = Int2Cache(
             config,
-            nothing,
+            self._nothing,
             self.windows,
             table,
             self._pack,
@@ -148,6 +156,20 @@ class Worker:
             logger.warning("%s", warning)
         logger.info("INT2 KV cache: artifact %s; %s", artifact.told, chosen.describe())
 
+    def forget_pages(self) -> None:
+        """vLLM allocates few of them to try its CUDA graphs, and all of them later."""
+        self._pages = self.built = None
+        self.cache.use(self._nothing)
+
+    def moved(self, rows: np.ndarray[Any, Any]) -> Tensor:
+        """These on the device, without waiting for it. Most steps have those of the step before."""
+        if not np.array_equal(rows, self._moved[0]):
+            there = torch.from_numpy(rows)
+            if self.fixed[0].is_cuda:
+                there = there.pin_memory().to(self.fixed[0].device, non_blocking=True)
+            self._moved = rows, there
+        return self._moved[1]
+
     def step(self, pages: Tensor, size: int) -> Int2Cache:
         """The cache, for requests whose pages of `size` tokens are `[B, most pages]`."""
         if self._pages is None:  # vLLM has allocated them since
@@ -156,6 +178,10 @@ class Worker:
             number = len(regions[0]) // (heads * sum(map(row_bytes, self._specs[0])))
             slots = SlotShape(self._specs, number, heads)
             self.cache.use(SlotStore(slots, regions[0].device, regions))
+            if not self._compiled:
+                self._pages = pages.new_zeros(SHORT, 1), size
+                self.cache.compile_kernels(lambda: None)
+                self._compiled = True
         self._pages = pages, size
         return self.cache
 

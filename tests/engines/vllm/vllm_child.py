@@ -1,10 +1,12 @@
-"""Stock vLLM on a CPU, with its V2 runner and no compiled code: Triton interprets the kernels of
-the runner, and the few other operations that a dense model asks for are here.
+"""Stock vLLM with its V2 runner, which generates for tests. On a CPU it runs without its compiled
+code: Triton interprets the kernels of the runner, and the few other operations that a dense model
+asks for are here.
 
-    python vllm_on_cpu.py < JOB.json
+    python vllm_child.py cpu|cuda < JOB.json
 
 A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, `new` tokens for each, and
-whether this process had such a model `before`.
+whether this process had such a model `before`. On a CPU it also says whether decode steps read what
+the first one of as many requests was given, as a CUDA graph does.
 The last line of the output is JSON: tokens and cached tokens of each prompt, what the runner did,
 and the counts of sink blocks.
 """
@@ -17,15 +19,19 @@ import sys
 import types
 from typing import Any
 
+CPU = sys.argv[1] == "cpu"
 os.environ |= {
-    "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "CUDA_VISIBLE_DEVICES": "",  # else vLLM looks for a driver of Triton
-    "TRITON_INTERPRET": "1",
     "HF_HUB_OFFLINE": "1",
 }
+if CPU:
+    os.environ |= {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",  # else vLLM looks for a driver of Triton
+        "TRITON_INTERPRET": "1",
+    }
 
 
 def silu_and_mul(result: Any, x: Any) -> None:
@@ -92,19 +98,38 @@ def watched(events: list[Any]) -> None:
     Runner.add_requests = add
 
 
+def frozen() -> None:
+    """Let decode steps of as many requests share what the first one was given."""
+    from oscar_zoo.engines.vllm.backend import Int2Builder
+
+    stock, first = Int2Builder.build, dict[int, Any]()
+
+    def build(self: Any, *given: Any, **named: Any) -> Any:
+        made = stock(self, *given, **named)
+        if [part.batch.kind for part in made.parts] != ["decode"]:
+            return made
+        return first.setdefault(made.parts[0].batch.num_tokens, made)
+
+    Int2Builder.build = build
+
+
 def main() -> None:
-    job, events, kept = json.load(sys.stdin), list[Any](), stand_in()
+    job, events, kept = json.load(sys.stdin), list[Any](), stand_in() if CPU else None
     from vllm import LLM, SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
 
     from oscar_zoo.engines.vllm import worker  # vLLM finds our plugin by itself
 
     watched(events)
+    own = {"dtype": "float32", "enforce_eager": True} if CPU else {"dtype": "bfloat16"}
     for last in (False, True)[1 - job["before"] :]:
-        model = LLM(enforce_eager=True, seed=0, dtype="float32", **job["options"])
+        model = LLM(seed=0, **own, **job["options"])
         if not last:
             del model
             cleanup_dist_env_and_memory()
+    events.clear()  # vLLM has warmed up on a GPU
+    if CPU and job["frozen"]:
+        frozen()
     rule = SamplingParams(temperature=0, max_tokens=job["new"], ignore_eos=True)
     rounds = []
     for prompts in job["rounds"]:
@@ -112,7 +137,7 @@ def main() -> None:
         for one in model.generate(asked, rule, use_tqdm=False):
             new = list(one.outputs[0].token_ids)
             rounds.append([one.request_id.partition("-")[0], new, one.num_cached_tokens])
-    assert worker.running is not None and kept
+    assert worker.running is not None and bool(kept) == CPU
     sinks = worker.running.windows.sinks.counts()
     print(json.dumps({"requests": rounds, "events": events, "sinks": sinks}))
 
