@@ -38,7 +38,9 @@ HUB_2 ?= huggingface_hub==2.4.0
 # The newest release of transformers, in front of the one that SGLang pins in a test; 90 MB.
 TRANSFORMERS_NEWEST ?= transformers==5.24.0 tokenizers==0.23.1
 # Stock vLLM, whose Python code tests run on a CPU, and what it imports first that nothing else needs.
-VLLM_SET := vllm==0.33.0 cachetools==8.0.2 cbor2==6.3.0 cloudpickle==3.1.3 llguidance==1.7.6 oss-harmony==0.0.11 py-cpuinfo==9.0.0
+VLLM_SET := vllm==0.33.0 cachetools==8.0.2 cbor2==6.3.0 cloudpickle==3.1.3 llguidance==1.7.6 oss-harmony==0.0.11 \
+  py-cpuinfo==9.0.0 watchfiles==1.3.0 prometheus-fastapi-instrumentator==8.1.0 model-hosting-container-standards==0.1.16 \
+  jmespath==1.1.0
 # A mirror of Hugging Face that others wrote, an independent read path for the tests.
 OLAH ?= olah==0.5.4
 # A checker of signatures that others wrote, with what of its dependencies it imports; 19 MB.

@@ -499,7 +499,8 @@ class FlagRefused(ServerFailed, UsageError, code="usage.engine_flag"):
     """A flag that the user gave to the inference server is unknown to it, or has a bad value."""
 
     @classmethod
-    def for_flags(cls, why: str, log: object | None = None) -> Self:
+    def for_flags(cls, why: str, log: object | None = None, engine: str = "SGLang") -> Self:
         where = "" if log is None else f"; log: {log}"
-        hint = f"its flags: python -P -m sglang.launch_server --help{where}"
-        return cls(f"SGLang does not take the flags behind --: {why}.", hint=hint)
+        told = {"SGLang": "python -P -m sglang.launch_server --help", "vLLM": "vllm serve --help"}
+        hint = f"its flags: {told[engine]}{where}"
+        return cls(f"{engine} does not take the flags behind --: {why}.", hint=hint)

@@ -40,6 +40,7 @@ def serve(
     engine_api: bool = False,
     clip: tuple[float, float] | Clip | None = None,
     drafts: str | None = None,
+    engine: str = "sglang",
     flags: Sequence[str] = (),
     device: str | None = None,
     timeout: float = 1800.0,
@@ -57,7 +58,8 @@ def serve(
         target: name of an artifact, its folder, or the folder of a model.
         clip: clip ratios of keys and values in place of the recipe's.
         drafts: where drafts come from: `auto`, `mtp` or `ngram`.
-        flags: flags of SGLang, such as `--tp=2`.
+        engine: `sglang` or `vllm`.
+        flags: flags of the engine, such as `--tp=2` of SGLang.
         hubs: hubs to use in place of the configured ones.
         observer: hears how the start goes on.
 

@@ -19,6 +19,14 @@ def require_serve() -> None:
     sglang_version()
 
 
+def require_vllm() -> None:
+    """torch, and a supported release of vLLM."""
+    from oscar_zoo.engines.vllm.compat import check_release
+
+    _require("serve-vllm", "torch")
+    check_release()  # where SGLang runs on a CPU, a stand-in has the name
+
+
 def require_eval() -> None:
     """The harness of benchmarks."""
     _require("eval", "lm_eval")

@@ -22,7 +22,7 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, replaced_backe
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.targets import PathTarget, parse
-from oscar_zoo.serving.params import ServeParams
+from oscar_zoo.serving.params import ENGINES, ServeParams
 from oscar_zoo.serving.serve import Missing, ReadyServer, check_machine, check_place, find
 from oscar_zoo.serving.servers import serve_log
 
@@ -55,7 +55,7 @@ def start_detached(
     check_place(params)
     log = serve_log(params.port)
     log.unlink(missing_ok=True)  # its phases are shown, and it tells that the engine was started
-    for warning in replaced_backends(UserFlags(params.flags)):  # the child's words are in a file
+    for warning in replaced_backends(UserFlags(params.of_sglang)):  # the child's go to a file
         observer.note(Note("server.environment", warning))
     by_name = not isinstance(parse(params.target), PathTarget)
     may_compute = by_name and (params.compute or params.ask)
@@ -67,7 +67,7 @@ def start_detached(
     compute = params.compute or may_compute
     arguments = params.arguments(detach=False, json=True, port=params.port, compute=compute)
     with _child(arguments, params.port) as child:
-        said = _answer(child, params.port, observer)
+        said = _answer(child, params, observer)
         observer.begin((), timed=False)
         error = json.loads(said).get("error")
         if error is not None:
@@ -108,16 +108,16 @@ def _child(arguments: list[str], port: int) -> Iterator[Child[bytes]]:
         signals.restore()
 
 
-def _answer(child: Child[bytes], port: int, observer: Observer) -> bytes:
+def _answer(child: Child[bytes], params: ServeParams, observer: Observer) -> bytes:
     """The one JSON object that the child prints once it is ready or has failed. Until then the
     observer hears what it does: it checks everything, and then starts the engine, which writes its
     log."""
     assert child.stdout is not None
-    log, phases = serve_log(port), None
+    port, log, phases = params.port, serve_log(params.port), None
     started, data = time.monotonic(), b""
     while True:
         if phases is None and log.exists():
-            phases = PhaseReader(log)
+            phases = PhaseReader(log, ENGINES[params.engine])
             text = f"Starting a server in the background (log: {log})"
             observer.note(Note("server.detached", text, {"log": str(log)}, kind="step"))
         phase = CHECKING if phases is None else phases.current()

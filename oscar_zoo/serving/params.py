@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.engines.vllm.asked import check_vllm
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.params import (
     ASKED_HUBS,
@@ -24,6 +23,7 @@ from oscar_zoo.registry.params import (
 from oscar_zoo.verb import Arg, Opt, parameters_of
 
 PORT = 30000
+ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 ON_A_TERMINAL = 100
 """Lines of a log that people get to see, unless they ask for another number."""
 Hubs = Annotated[tuple[str, ...], ASKED_HUBS]
@@ -37,12 +37,11 @@ class ServeParams:
     """Serve a model with an INT2 KV cache over the OpenAI-compatible API.
 
     The artifact is a NAME of the zoo, or a folder that begins with ./, ../, / or ~. It is verified,
-    rewritten from the verified arrays into a private folder, and handed to stock SGLang. Everything
-    after -- goes to SGLang, except flags that would open the server.
+    rewritten from the verified arrays into a private folder, and handed to a stock engine, SGLang
+    or vLLM. Everything after -- goes to the engine, except flags that would open the server.
 
-    --print shows the command for a shell: stock SGLang with this plugin, which takes the artifact
-    by its name or folder and reads it with the same checks. It needs neither a GPU nor SGLang;
-    --device cuda says that a GPU will run it. --engine vllm shows one for stock vLLM.
+    --print shows the command for a shell: the stock engine with this plugin, which reads the
+    artifact with the same checks. It needs neither; --device cuda says that a GPU will run it.
 
     Requests on this machine need no key. --require-key makes one, and an exposed server always
     needs one. Routes that change a server are closed.
@@ -61,8 +60,8 @@ class ServeParams:
       oscar-zoo serve Qwen3-8B
       oscar-zoo serve ./my-rotation --model ./my-model --port 30001
       oscar-zoo serve ./my-model --compute
-      oscar-zoo serve Qwen3-8B --detach
       oscar-zoo serve Qwen3-8B --drafts
+      oscar-zoo serve Qwen3-8B --engine vllm -- --max-model-len=65536
       oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
       oscar-zoo serve Qwen3-8B --print --device cuda
     """
@@ -130,7 +129,7 @@ class ServeParams:
     ] = None
     engine: Annotated[
         Literal["sglang", "vllm"],
-        Opt("What serves it; vllm with --print, which shows a command for vLLM 0.33.", shown=True),
+        Opt("What serves it; flags behind -- are its own.", shown=True),
     ] = "sglang"
     timeout: Annotated[
         float, Opt("How long to wait until it is ready.", metavar="SECONDS", least=1, shown=True)
@@ -153,8 +152,8 @@ class ServeParams:
             raise UsageError(
                 "--print starts nothing that could be detached.", hint="leave out one of the two"
             )
-        if self.engine == "vllm":
-            check_vllm(self.drafts, print_only=self.print_only)
+        if self.engine == "vllm" and self.drafts:
+            raise UsageError("the INT2 cache in vLLM has no drafts.", hint="leave out --drafts")
         opens = (self.expose, self.api_key_file, self.require_key, self.allow_origin)
         if self.print_only and (any(opens) or self.engine_api):
             raise UsageError(
@@ -172,6 +171,10 @@ class ServeParams:
                 "--engine-api opens what can end a server, so it is for this machine only.",
                 hint="leave out --expose, or --engine-api",
             )
+
+    @property
+    def of_sglang(self) -> tuple[str, ...]:
+        return self.flags if self.engine == "sglang" else ()
 
     def arguments(self, **changes: Any) -> list[str]:
         """The arguments behind `oscar-zoo` that mean the same, with `changes` of fields; `json`

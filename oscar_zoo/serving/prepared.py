@@ -155,7 +155,7 @@ def prepare(
     """Choose model (`None` is the artifact's base model), recipe, number of GPUs and drafts, and
     refuse what does not go together or does not fit. A command that is only printed may run on
     another machine."""
-    flags = UserFlags(params.flags)
+    flags = UserFlags(params.of_sglang)
     size = flags.sizes()
     with hardware.one_look():
         choice = model_for(artifact, model, observer, again=params.command_line(model="FOLDER"))

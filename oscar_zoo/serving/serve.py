@@ -1,4 +1,4 @@
-"""Start stock SGLang with an INT2 cache: from a request to a server that is ready, or to the
+"""Start a stock engine with an INT2 cache: from a request to a server that is ready, or to the
 command that would start it.
 
 First whatever can be refused without an artifact, then the artifact, then what it does not go
@@ -15,7 +15,7 @@ import shlex
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from types import TracebackType
@@ -29,7 +29,7 @@ from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.outcome import Digest, Level, says
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines import served_artifact
-from oscar_zoo.engines.requirements import require_serve
+from oscar_zoo.engines.requirements import require_serve, require_vllm
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.sglang.front.access import parse_origin
@@ -45,7 +45,7 @@ from oscar_zoo.engines.sglang.launch.starting import (
 )
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.sizing import Layout
-from oscar_zoo.engines.vllm.command import for_vllm
+from oscar_zoo.engines.vllm.command import CommandOfVllm
 from oscar_zoo.errors import (
     AmbiguousName,
     NetworkError,
@@ -85,6 +85,7 @@ def start(params: ServeParams, observer: Observer, missing: Missing) -> RunningS
     prepared = prepare(params, model, artifact, device, gpu, observer)
     wanted = WantedServer(
         **prepared.options(params),
+        other=CommandOfVllm.asked(params, prepared),
         host=params.expose or plan.LOOPBACK,
         verified=artifact.verified,
         log=serve_log(params.port),
@@ -100,9 +101,9 @@ def start(params: ServeParams, observer: Observer, missing: Missing) -> RunningS
 def check_machine(params: ServeParams) -> tuple[str, int]:
     """The device to serve on, and the number of its first GPU; refuses what this machine or SGLang
     cannot do, whatever the artifact is."""
-    flags = UserFlags(params.flags)
+    flags = UserFlags(params.of_sglang)
     size = flags.sizes()
-    require_serve()
+    (require_vllm if params.engine == "vllm" else require_serve)()
     check_place(params)
     device, gpu = hardware.pick_serving_device(params.device)
     check_wish(params.drafts, flags, device)
@@ -133,7 +134,7 @@ def find(
     model = targets.parse_given_model(params.model, observer, again=again)
     choice = model or target.choice
     check_served(choice, params.revision, None if params.print_only else device)
-    check_asked_gpus(choice, device, UserFlags(params.flags).sizes())
+    check_asked_gpus(choice, device, UserFlags(params.of_sglang).sizes())
     if isinstance(target, PathTarget):
         return model, open_folder(_one_of_tree(target, model), observer)
     try:
@@ -160,6 +161,7 @@ def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
 class _Served:
     """What is said of a server, whether it runs or could be started."""
 
+    engine: Literal["sglang", "vllm"]
     artifact: Annotated[str, says("The artifact that is served.")]
     digest: Digest
     model: Annotated[str, says("Absolute path or hub id.")]
@@ -177,7 +179,6 @@ class ServeCommand(_Served):
     argv: Annotated[tuple[str, ...], says("The program and its arguments.")]
     env: Annotated[dict[str, str], says("Variables to set.")]
     unset: Annotated[tuple[str, ...], says("Variables to remove: they lower a guard.")]
-    engine: Literal["sglang", "vllm"] = "sglang"
     schema: Literal["oscar-zoo.serve-command/1"] = "oscar-zoo.serve-command/1"
 
 
@@ -185,10 +186,8 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
     """The command for stock SGLang with this plugin, which reads and checks the artifact itself.
     Starts nothing, and needs no SGLang."""
     params.check()
-    vllm, words = params.engine == "vllm", params.flags
-    params = replace(params, flags=() if vllm else words)  # they are no flags of SGLang
     device, gpu = hardware.pick_serving_device(params.device, check=False)
-    check_wish(params.drafts, UserFlags(params.flags), device)
+    check_wish(params.drafts, UserFlags(params.of_sglang), device)
     try:
         model, artifact = find(params, observer, missing, device)
     except NetworkError as error:
@@ -208,8 +207,8 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
         sha256=served_artifact.digest_to_read(source, artifact.verified),
         kernels=starting.kernels_folder(),
     )
-    if vllm:
-        planned = for_vllm(planned, prepared, params, words, observer)
+    vllm = CommandOfVllm.asked(params, prepared)
+    planned = vllm.shown(planned) if vllm else planned
     replaced = user_flags.replaced_backends(prepared.flags)
     warnings = (*replaced, *user_flags.check_environment(planned.env))
     for warning in warnings:
@@ -258,7 +257,7 @@ class ReadyServer(_Served):
 
     model_id: Annotated[str, says("The id that requests name.")]
     level: Level
-    sglang: Annotated[str, says("Version.")]
+    version: Annotated[str, says("Of the engine.")]
     ranks: Annotated[int, says("Of the whole server, with those of --pp and --dp.", ge=1)]
     bits: Annotated[float, says("With scales and offsets.", alias="bits_per_element")]
     code_bits: Annotated[str, says("2, or of keys/values (4/2), or lists of layers (4,2x35/2).")]
@@ -351,7 +350,7 @@ def launch(
             client = ServerClient(
                 started.url, timeout=ANSWER_SECONDS, key=started.administration_key
             )
-            told = read_facts(client)
+            told = wanted.other.facts(client) if wanted.other else read_facts(client)
         except ServerFailed as error:
             raise with_next_step(error, source, params.command_line(model="DIR")) from None
         client.timeout = COUNT_SECONDS

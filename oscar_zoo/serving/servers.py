@@ -23,8 +23,7 @@ from oscar_zoo.serving import records
 from oscar_zoo.serving.params import ON_A_TERMINAL, LogsParams, StopParams
 from oscar_zoo.serving.records import End, Port, ServerRecord, Time
 
-POLL_SECONDS = 0.5
-PS_SECONDS = 2.0
+POLL_SECONDS, PS_SECONDS = 0.5, 2.0
 LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
 """Seconds after which a server should be gone: its requests drain, then it has a grace period."""
 

@@ -219,7 +219,7 @@ def test_without_a_terminal_there_is_a_line_per_phase_and_one_while_it_lasts(
     with TerminalObserver(clock=lambda: now, **silent) as observer:
         news = StartObserver("a model", observer)
         news.warn("a variable has no effect.")
-        news.starting(tmp_path / "log")
+        news.starting(tmp_path / "log", "SGLang")
         for now in (0.0, 1.0, 2.0):
             news.phase("starting SGLang", now)
         for now in (3.0, 32.0, 33.0):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.streams import with_bytes
+from oscar_zoo.serving.params import ENGINES
 from oscar_zoo.serving.serve import ReadyServer, ServeCommand
 
 
@@ -19,7 +20,7 @@ def print_ready(ready: ReadyServer, *, stop: str, new_key: bool = False) -> None
     more = f" (BF16 would hold {plain:,})" if plain is not None else ""
     wider = "" if code_bits == "2" else f" with codes of {code_bits} bits (keys/values)"
     rows = {
-        "Model": f"{ready.model_id}, SGLang {ready.sglang} on {_where(ready)}",
+        "Model": f"{ready.model_id}, {ENGINES[ready.engine]} {ready.version} on {_where(ready)}",
         "Artifact": f"{ready.artifact}  {ready.digest}, verified to level {ready.level}",
         "Cache": (
             f"INT2{wider}, {ready.bits:.2f} bits per element, K clip {ready.clip['k']}, V clip"

@@ -1,73 +1,176 @@
-"""The command that starts stock vLLM with the plugin. Needs neither torch nor vllm."""
+"""Stock vLLM with the plugin: the command that starts it, made out of that for SGLang, and what a
+server says of itself. Needs neither torch nor vllm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from oscar_zoo.engines.setting_flags import OPTIONS
+from oscar_zoo import children
+from oscar_zoo.engines.server_client import ServerClient
+from oscar_zoo.engines.setting_flags import OPTIONS, CodeBits, one_or_text
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, ServeOptions
+from oscar_zoo.engines.sglang.sizing import UNKNOWN
 from oscar_zoo.engines.vllm.register import DTYPE
-from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.errors import ServerFailed, UnsupportedModel, UsageError
 from oscar_zoo.models.other_layers import kept_by_others
-from oscar_zoo.observer import Note, Observer
 
-SET = "this command sets it"
 NOT_BUILT = "the INT2 cache in vLLM does not have it"
-OPENS = "a command that everybody on this machine may read does not open a server"
-REFUSED = {
-    "--kv-cache-dtype": SET,
-    "--host": SET,
-    "--port": SET,
-    "--api-key": OPENS,
-    "--trust-remote-code": OPENS,
-    "--tensor-parallel-size": NOT_BUILT,
-    "-tp": NOT_BUILT,
-    "--pipeline-parallel-size": NOT_BUILT,
-    "-pp": NOT_BUILT,
-    "--speculative-config": NOT_BUILT,
-    "--enable-lora": NOT_BUILT,
-    "--kv-transfer-config": NOT_BUILT,
-}
-"""Flags of vLLM that do not go behind `--`, and why."""
-REQUESTS, MOST_REQUESTS = "--max-num-seqs", 64
-"""Of its own vLLM prepares for up to 1,024 requests at a time, each of which has windows here."""
-ADVICE = (
-    "vLLM with this plugin was tested on a CPU only. Run the command where vllm 0.33, this package"
-    " and the artifact are."
+ALLOWED = frozenset(
+    "--max-num-seqs --max-model-len --max-num-batched-tokens --gpu-memory-utilization --dtype"
+    " --seed --block-size --num-gpu-blocks-override --kv-cache-memory-bytes --quantization"
+    " --enable-prefix-caching --no-enable-prefix-caching --enable-chunked-prefill --max-logprobs"
+    " --no-enable-chunked-prefill --async-scheduling --no-async-scheduling --scheduling-policy"
+    " --long-prefill-token-threshold --enforce-eager --cudagraph-capture-sizes"
+    " --max-cudagraph-capture-size --optimization-level --served-model-name --load-format"
+    " --enable-auto-tool-choice --tool-call-parser --reasoning-parser --skip-tokenizer-init"
+    " --default-chat-template-kwargs --limit-mm-per-prompt --language-model-only"
+    " --disable-log-stats --uvicorn-log-level --disable-uvicorn-access-log"
+    " --enable-prompt-tokens-details --enable-server-load-tracking".split()
 )
+"""Flags of vLLM that go behind `--`. Others import code by name, unpickle what a request holds,
+open a second way in, or have not been looked at."""
+REFUSED = dict.fromkeys(
+    "--tensor-parallel-size -tp --pipeline-parallel-size -pp --data-parallel-size -dp"
+    " --speculative-config --enable-lora --kv-transfer-config".split(),
+    NOT_BUILT,
+) | dict.fromkeys(("--host", "--api-key"), "use --expose and --require-key in front of --")
+"""Why not, where people ask."""
+FORMATS = ("safetensors", "dummy")
+"""Of weights; others unpickle them."""
+REQUESTS = "--max-num-seqs"
+"""Of its own vLLM prepares for up to 1,024 requests at a time, each of which has windows here."""
+FORMAT = "--load-format"
+PROGRAM = ("-m", "vllm.entrypoints.cli.main")
+FRONT = OPTIONS["front"]
+IN_FRONT = "oscar_zoo.engines.vllm.front.InFront"
+VARIABLES = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_PLUGINS": "oscar",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""What the plugin needs; and vLLM tells nobody that it runs."""
+OF_SGLANG = ("SGLANG_", "PYTHONPATH")
+INFO = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\} 1", re.MULTILINE)
 
 
-def for_vllm(
-    planned: LaunchPlan, prepared: Any, params: Any, words: Sequence[str], observer: Observer
-) -> LaunchPlan:
-    """The same for stock vLLM, whose command line takes no settings of ours: they are variables.
-    `prepared` and `params` are those of `serving`."""
-    options = ServeOptions(**prepared.options(params))
-    given_flags = {word.partition("=")[0].replace("_", "-") for word in words}
-    for flag in given_flags:
-        if flag in REFUSED:
-            raise UsageError(f"{flag} does not go behind --: {REFUSED[flag]}.")
-    if options.tensor_parallel > 1:
-        raise UsageError(f"{options.tensor_parallel} GPUs for one model: {NOT_BUILT}.")
-    config, geometry = prepared.config, prepared.geometry
-    if config and geometry and kept_by_others(config.get_text_config(), geometry):
-        raise UnsupportedModel(
-            f"{options.model} has layers without full attention: {NOT_BUILT}.",
-            hint="serve it with SGLang: leave out --engine",
-        )
-    given = dict(word.split("=", 1) for word in planned.argv if word.startswith("--oscar-"))
-    given.pop(OPTIONS["front"].flag)
-    ours = {one.variable: given[one.flag] for one in OPTIONS.values() if one.flag in given}
-    flags = {
-        "--kv-cache-dtype": DTYPE,
-        "--host": options.host,
-        "--port": str(options.port),
-        "--served-model-name": options.served_name,
-        "--revision": options.revision,
-        REQUESTS: None if REQUESTS in given_flags else str(MOST_REQUESTS),
-    }
-    argv = [f"{name}={value}" for name, value in flags.items() if value is not None]
-    observer.note(Note("serve.vllm", ADVICE))
-    return replace(planned, argv=("vllm", "serve", options.model, *argv, *words), sets=ours)
+@dataclass(frozen=True)
+class CommandOfVllm:
+    options: ServeOptions
+    words: tuple[str, ...]  # flags of the user
+    requests: int  # at a time
+
+    @classmethod
+    def asked(cls, params: Any, prepared: Any) -> Self | None:
+        """The command, if this engine is asked for by `ServeParams` of `serving`. Refuses what
+        vLLM, or our cache in it, does not do with what is `Prepared`."""
+        if params.engine != "vllm":
+            return None
+        words, chosen = params.flags, ServeOptions(**prepared.options(params))
+        given = dict(_pairs(words))
+        for flag in given.keys() - ALLOWED:
+            why = REFUSED.get(flag, "it is none of the flags of vLLM that were looked at")
+            raise UsageError(f"{flag} does not go behind --: {why}.", hint="see docs/vllm.md")
+        if given.get(FORMAT, "dummy") not in FORMATS:
+            raise UsageError(f"{FORMAT} {given[FORMAT]} may unpickle weights.", hint="leave it out")
+        if chosen.tensor_parallel > 1:
+            raise UsageError(f"{chosen.tensor_parallel} GPUs for one model: {NOT_BUILT}.")
+        config, geometry = prepared.config, prepared.geometry
+        if config and geometry and kept_by_others(config.get_text_config(), geometry):
+            raise UnsupportedModel(
+                f"{chosen.model} has layers without full attention: {NOT_BUILT}.",
+                hint="serve it with SGLang: leave out --engine",
+            )
+        asked = given.get(REQUESTS)
+        if asked is None:
+            sizes = chosen.device, chosen.gpu, 1, prepared.flags.sizes()
+            asked = str(prepared.demand(*sizes).usual_requests if geometry else UNKNOWN)
+        if not asked.isdecimal() or int(asked) < 1:
+            raise UsageError(f"{REQUESTS} {asked} is no number of requests.")
+        return cls(chosen, tuple(words), int(asked))
+
+    def shown(self, planned: LaunchPlan) -> LaunchPlan:
+        """For a shell, where vLLM listens on loopback without our front."""
+        sets = self._settings(planned)
+        sets.pop(FRONT.variable)
+        return replace(planned, argv=("vllm", *self._argv()), sets=VARIABLES | sets)
+
+    def started(self, planned: LaunchPlan) -> LaunchPlan:
+        """For a process of ours."""
+        kept = {k: v for k, v in planned.env.items() if not k.startswith(OF_SGLANG)}
+        cache = {"VLLM_CACHE_ROOT": kept["TRITON_CACHE_DIR"].removesuffix("triton") + "vllm"}
+        env = kept | VARIABLES | cache | self._settings(planned)
+        if self.options.gpu:
+            seen = kept.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            gpu = self.options.gpu
+            env["CUDA_VISIBLE_DEVICES"] = seen[gpu] if gpu < len(seen) else str(gpu)
+        program = children.python(*PROGRAM)
+        argv = (*program, *self._argv(f"--middleware={IN_FRONT}"))
+        return replace(planned, argv=argv, env=env, engine="vLLM")
+
+    def facts(self, client: ServerClient) -> dict[str, Any]:
+        """What a server says of itself, and what was asked of it; as `starting.read_facts`."""
+        found, recipe = INFO.search(client.text("/metrics")), self.options.recipe
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', found["labels"] if found else ""))
+        models, front = client.get("/v1/models"), client.get("/oscar_front")
+        try:
+            model = models["data"][0]
+            size, pages = int(labels["block_size"]), int(labels["num_gpu_blocks"])
+            capacity, bits, widths = size * (pages - 1), recipe.bits_per_element, recipe.widths
+            windows = recipe.windows
+            rows = self.requests * (windows.recent + 2 * windows.sink)
+            sides = ("k", "v")
+            clips = {side: getattr(widths, side).clip if widths else None for side in sides}
+            return {
+                "model_id": str(model["id"]),
+                "engine": "vllm",
+                "version": str(front["vllm"]),
+                "capacity": capacity,
+                "plain_capacity": rows + int(capacity * bits / 16),
+                "bits": bits,
+                "windows": {"sink": windows.sink, "recent": windows.recent},
+                "code_bits": "2" if widths is None else str(CodeBits(widths.k.bits, widths.v.bits)),
+                "clip": {
+                    side: getattr(recipe.clip, side) if own is None else one_or_text(own)
+                    for side, own in clips.items()
+                },
+                "requests": self.requests,
+                "context": int(model["max_model_len"]),
+            }
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ServerFailed(
+                f"{client.url} does not describe its cache: {type(error).__name__} {error}.",
+                hint="see its log",
+            ) from None
+
+    def _argv(self, *ours: str) -> tuple[str, ...]:
+        options = self.options
+        flags = {
+            "--kv-cache-dtype": DTYPE,
+            "--distributed-executor-backend": "uni",
+            "--host": options.host,
+            "--port": str(options.port),
+            "--served-model-name": options.served_name,
+            "--revision": options.revision,
+            REQUESTS: str(self.requests),
+            FORMAT: FORMATS[0],
+        }
+        words = [f"{name}={value}" for name, value in flags.items() if value is not None]
+        return ("serve", options.model, *words, *ours, *self.words)  # theirs win
+
+    @staticmethod
+    def _settings(planned: LaunchPlan) -> dict[str, str]:
+        """Those of the plugin: vLLM's command line takes none, so they are variables."""
+        given = dict(word.split("=", 1) for word in planned.argv if word.startswith("--oscar-"))
+        return {one.variable: given[one.flag] for one in OPTIONS.values() if one.flag in given}
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Flags and their values; a value may be the next word."""
+    for word, behind in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            yield name.replace("_", "-"), value if equals else behind

@@ -7,14 +7,17 @@ import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
-from oscar_zoo.errors import UnsupportedMachine
+from oscar_zoo.errors import MissingDependency, UnsupportedMachine
 
 TESTED = ("0.33",)
 """Releases by the first two numbers. Others have other runners and other cache managers."""
 
 
 def check_release() -> None:
-    found = importlib.metadata.version("vllm")
+    try:
+        found = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingDependency.for_extra("vllm", "serve-vllm") from None
     if ".".join(found.split(".")[:2]) not in TESTED:
         raise UnsupportedMachine(
             f"vLLM {found} is not supported.",

@@ -24,6 +24,9 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
         "speculative decoding": config.speculative_config is not None,
         "a KV connector": config.kv_transfer_config is not None,
         "LoRA": config.lora_config is not None,
+        "a process for the worker (--distributed-executor-backend)": (
+            parallel.distributed_executor_backend not in (None, "uni")
+        ),
         "the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0)": not config.use_v2_model_runner,
     }
     for name, asked in wishes.items():

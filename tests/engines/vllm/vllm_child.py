@@ -3,6 +3,7 @@ code: Triton interprets the kernels of the runner, and the few other operations 
 asks for are here.
 
     python vllm_child.py cpu|cuda < JOB.json
+    python vllm_child.py serve ...          # vLLM's own command, on a CPU
 
 A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, `new` tokens for each, and
 whether this process had such a model `before`. On a CPU it also says whether decode steps read what
@@ -17,16 +18,21 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
-CPU = sys.argv[1] == "cpu"
+MODE = sys.argv[1]
+CPU = MODE != "cuda"
 os.environ |= {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on a CPU also: no process for the worker alone
     "HF_HUB_OFFLINE": "1",
 }
+if MODE != "serve":
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 if CPU:
+    os.environ["PYTHONPATH"] = str(Path(sys.prefix) / "vllm")
+    sys.path.insert(0, os.environ["PYTHONPATH"])
     os.environ |= {
         "VLLM_TARGET_DEVICE": "cpu",
         "CUDA_VISIBLE_DEVICES": "",  # else vLLM looks for a driver of Triton
@@ -82,6 +88,9 @@ def stand_in() -> Any:
     return library
 
 
+KEPT = stand_in() if CPU else None  # also in processes that vLLM starts
+
+
 def watched(events: list[Any]) -> None:
     """Note which requests get rows, and how many of their tokens each step computes."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as Runner
@@ -114,7 +123,7 @@ def frozen() -> None:
 
 
 def main() -> None:
-    job, events, kept = json.load(sys.stdin), list[Any](), stand_in() if CPU else None
+    job, events = json.load(sys.stdin), list[Any]()
     from vllm import LLM, SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -137,10 +146,15 @@ def main() -> None:
         for one in model.generate(asked, rule, use_tqdm=False):
             new = list(one.outputs[0].token_ids)
             rounds.append([one.request_id.partition("-")[0], new, one.num_cached_tokens])
-    assert worker.running is not None and bool(kept) == CPU
+    assert worker.running is not None
     sinks = worker.running.windows.sinks.counts()
     print(json.dumps({"requests": rounds, "events": events, "sinks": sinks}))
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and MODE == "serve":
+    from vllm.entrypoints.cli.main import main as command
+
+    sys.argv[0] = "vllm"
+    command()
+elif __name__ == "__main__":
     main()

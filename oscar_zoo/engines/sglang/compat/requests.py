@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.util
 import sys
 import threading
 import uuid
@@ -127,15 +126,6 @@ def put_in_front(make: Callable[[Any], Any]) -> None:
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: make(build())
     app.middleware_stack = None  # built again for the next request
-
-
-def bound_connections(bound: Callable[[type[Any]], None]) -> None:
-    """Let `bound` change uvicorn's classes of connections, of which it uses one; the second needs
-    a package."""
-    for name, protocol in (("h11", "H11Protocol"), ("httptools", "HttpToolsProtocol")):
-        if importlib.util.find_spec(name) is not None:
-            module = importlib.import_module(f"uvicorn.protocols.http.{name}_impl")
-            bound(getattr(module, protocol))
 
 
 def while_it_freezes(freezing: threading.Event) -> None:

@@ -51,6 +51,14 @@ OPEN: Mapping[str, Table] = {
     "0.5.23": {**_BOTH, **_table(GET, "/ready")},
 }
 """Routes for everybody who may ask at all, by release."""
+VLLM: Table = {
+    **_table(GET, "/health /ping /metrics /metrics/ /version /v1/models"),
+    **_table(GET, "/v1/responses/{response_id}"),
+    **_table(POST, "/tokenize /detokenize /v1/completions /v1/chat/completions"),
+    **_table(POST, "/v1/responses /v1/responses/{response_id}/cancel"),
+    **_table(POST, "/v1/messages /v1/messages/count_tokens"),
+}
+"""The same of vLLM."""
 # Not Ollama's /api/chat: with transformers 5 these releases fail there, whatever they are asked.
 ENGINE_API: Table = {
     **_table(PUT, "/encode /classify /v1/rerank"),

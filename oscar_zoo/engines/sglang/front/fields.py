@@ -78,6 +78,13 @@ FIELDS: Mapping[str, frozenset[str]] = {
 }
 """Fields by route. Another route with a body has no list, and takes none."""
 
+OF_VLLM = frozenset(
+    "prompt_logprobs return_tokens_as_token_ids allowed_token_ids bad_words length_penalty"
+    " include_stop_str_in_output add_special_tokens spaces_between_special_tokens"
+    " structured_outputs include_reasoning truncate_prompt_tokens return_token_strs".split()
+)
+"""What vLLM takes besides, on every route."""
+
 TYPES: Mapping[str, tuple[type, str]] = {
     "response_format": (dict, "an object"),
     "extra_key": (str, "a string"),
@@ -126,10 +133,10 @@ def read(content: bytes) -> Any:
     return value
 
 
-def check(path: str, value: Any) -> dict[str, Any]:
+def check(path: str, value: Any, also: frozenset[str] = frozenset()) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Wrong("the body must be an object.")
-    known = FIELDS.get(path, frozenset())
+    known = FIELDS.get(path, frozenset()) | also
     for name, inner in value.items():
         if name not in known:
             raise Wrong(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
+import importlib.util
 import json
 import resource
 import time
@@ -276,6 +278,14 @@ class Connections:
         self._open: set[Any] = set()
         self._waiting: dict[Any, asyncio.TimerHandle | None] = {}
         """Those without a request under way, the longest first, and when they are closed."""
+
+    def bound_all(self) -> None:
+        """Change uvicorn's classes of connections, of which it uses one; the second needs a
+        package."""
+        for name, protocol in (("h11", "H11Protocol"), ("httptools", "HttpToolsProtocol")):
+            if importlib.util.find_spec(name) is not None:
+                module = importlib.import_module(f"uvicorn.protocols.http.{name}_impl")
+                self.bound(getattr(module, protocol))
 
     def bound(self, protocol: type[Any]) -> None:
 

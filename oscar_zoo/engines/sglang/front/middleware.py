@@ -48,7 +48,8 @@ NEEDS_KEY = "This server needs its API key: Authorization: Bearer KEY."
 class Front:
     """An ASGI application around SGLang's. `freezing` is set while SGLang asks itself for
     `/freeze_gc`, without a key where it has none; `off` says why SGLang cannot answer a path of
-    `routes`, in sentences, or gives `None` where it can."""
+    `routes`, in sentences, or gives `None` where it can; `also` are fields beside those of
+    `fields`."""
 
     def __init__(
         self,
@@ -60,10 +61,12 @@ class Front:
         *,
         off: Callable[[str], str | None] = lambda path: None,
         live: Callable[[], Mapping[str, Any]] = dict,
+        also: frozenset[str] = frozenset(),
     ) -> None:
         self._freezing, self._off, self._live = freezing or threading.Event(), off, live
         self._app, self._settings, self._routes, self._facts = app, settings, routes, dict(facts)
         self._bodies: dict[Body, int] = {}
+        self._also = also
         self._answering: set[object] = set()
         self._administration = Routes.of(ADMINISTRATION)
         keys = (settings.key, settings.engine_key, settings.administration_key)
@@ -143,7 +146,7 @@ class Front:
             return {}
         value = fields.read(body.content)
         if not self._settings.engine_api:
-            value = fields.check(path, value)
+            value = fields.check(path, value, self._also)
         ids = fields.own_ids(value) if isinstance(value, dict) else {}
         body.content = json.dumps(value).encode()
         return ids

@@ -216,7 +216,7 @@ def _put_in_front(canary: Canary | None) -> None:
     requests.put_in_front(
         lambda app: Front(app, chosen, routes, facts, freezing, off=_off, live=live)
     )
-    requests.bound_connections(Connections().bound)
+    Connections().bound_all()
     requests.while_it_freezes(freezing)
 
 

@@ -59,6 +59,7 @@ class LaunchPlan:
     url: str
     sets: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = field(default=(), repr=False)
+    engine: str = "SGLang"
 
 
 DRAFT_FORMAT = "--speculative-draft-load-format"
@@ -170,7 +171,8 @@ KEPT_VARIABLES = frozenset(
     "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP SHELL TERM VIRTUAL_ENV LD_LIBRARY_PATH CC"
     " CXX HF_HOME HF_HUB_CACHE HF_ENDPOINT HF_HUB_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME"
     " XDG_DATA_HOME HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy SSL_CERT_FILE"
-    " SSL_CERT_DIR OSCAR_KERNELS_CACHE OSCAR_KERNELS_CUDA_WRITE".split()
+    " SSL_CERT_DIR OSCAR_KERNELS_CACHE OSCAR_KERNELS_CUDA_WRITE VLLM_LOGGING_LEVEL"
+    " VLLM_USE_FLASHINFER_SAMPLER".split()
 )
 KEPT_PREFIXES = (
     "LC_",

@@ -59,11 +59,10 @@ class Server:
     """One running child. Use `running()`, which always ends it."""
 
     def __init__(
-        self, process: Child[bytes], url: str, log: Path, pump: LogPump, signals: Signals
+        self, process: Child[bytes], plan: LaunchPlan, log: Path, pump: LogPump, signals: Signals
     ) -> None:
         self._process, self._pump, self._signals = process, pump, signals
-        self.url = url
-        self.log = log
+        self.url, self.log, self._engine = plan.url, log, plan.engine
         self.stopping = False
 
     @property
@@ -112,7 +111,7 @@ class Server:
         told."""
         cause = self.cause()
         if cause.by_parser:
-            return FlagRefused.for_flags(cause.text, self.log)
+            return FlagRefused.for_flags(cause.text, self.log, self._engine)
         steps = "; ".join(part for part in (cause.hint, f"log: {self.log}") if part)
         how = f" ({self.status})" if cause.text == UNKNOWN else ""
         return ServerFailed(f"{what}{how}: {cause.text}.", hint=steps)
@@ -184,7 +183,7 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     try:
         with redacted_log(log, plan.secrets) as (stream, pump):
             with stream:
-                server = Server(_start(plan, stream), plan.url, log, pump, signals)
+                server = Server(_start(plan, stream), plan, log, pump, signals)
             with _watchdog(server):
                 try:
                     signals.deliver()

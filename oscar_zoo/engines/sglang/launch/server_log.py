@@ -106,14 +106,16 @@ def _forms(secret: str) -> set[str]:
 TAIL_BYTES = 1 << 18
 NAMES_ERROR = re.compile(
     r"[\w.]*(Error|Exception|Mismatch)(: |$)|[\w .-]{0,60}: error: |error: |\S*/python[\d.]*: "
+    r"|Value error, "
 )
 """Lines of a log that name an error: the end of a traceback, and what an argument parser or Python
 itself says."""
+OF_PYDANTIC = re.compile(r"^Value error, | \[type=\w+, input_value=.*")
 OURS = re.compile(rf"(?:{re.escape(errors.__name__)}(?:\.\w+)+|error): (?P<message>.+)")
 """Lines that this library wrote, at the end of a traceback or in its place (`worker_errors`)."""
 FOLLOWS = re.compile(
     r"(EOFError|BrokenPipeError|Connection\w*Error)\b|RuntimeError: (Rank \d+|Initialization"
-    r" failed)"
+    r" failed|Engine core initialization failed)"
 )
 """What other processes say because one of them failed."""
 CRASHED = re.compile(r"Subprocess (?P<name>\S+) \(pid=\d+\) crashed with exit code (?P<code>-?\d+)")
@@ -122,6 +124,10 @@ TAKEN = re.compile(
     rb"attempting to bind on address \([^)]*?, (?P<port>\d+)[^)]*\): address already in use"
 )
 """What Python's asyncio says of a port where another process listens."""
+BEHIND = re.compile(
+    r"(?:\([\w -]+ pid=\d+\) )?(?:[A-Z]+ \d\d-\d\d [\d:]+ \[\S+\] ?)?(?:\[rank\d+\]: )?"
+)
+"""What vLLM writes in front of a line: process, time, place in its code, and rank."""
 HINT = "hint: "
 PARSER_SAYS = ": error: "
 """What stands between the name of a program and what is wrong with its arguments."""
@@ -151,7 +157,8 @@ def cause_in(log: Path) -> Cause:
     A refusal of ours counts before anything that follows it in the log, because the rest is a
     consequence.
     """
-    said = map(str.strip, _tail(log).decode("utf-8", "replace").splitlines())
+    text = _tail(log).decode("utf-8", "replace")
+    said = (BEHIND.sub("", line, count=1).strip() for line in text.splitlines())
     lines = [line for line in said if line]
     for place in reversed(range(len(lines))):
         own = OURS.fullmatch(lines[place])
@@ -163,7 +170,8 @@ def cause_in(log: Path) -> Cause:
     roots = [line for line in named if not FOLLOWS.match(line)] or named
     if roots:
         refused = _refused(roots[-1], lines)
-        return Cause((refused or roots[-1])[:400].rstrip("."), by_parser=refused is not None)
+        text = OF_PYDANTIC.sub("", refused or roots[-1])
+        return Cause(text[:400].rstrip("."), by_parser=refused is not None)
     crashes = [found for line in lines if (found := CRASHED.search(line))]
     return _crash(*crashes[0].groups()) if crashes else Cause(UNKNOWN)
 
@@ -199,7 +207,7 @@ def _crash(name: str, code: str) -> Cause:
     return Cause(f"its process {name} was ended by signal {-int(code)}")
 
 
-FIRST = "starting SGLang"
+FIRST = "starting the engine"
 PHASES = (
     (r"server_args=", "starting the workers"),
     (r"Init (torch distributed|parallel) begin", "connecting the workers"),
@@ -213,8 +221,17 @@ PHASES = (
     (r"(INFO: +)?Application startup complete", "warming up"),
 )
 """The beginning of a line, behind the time and the rank, and the phase that it opens."""
+PHASES_OF_VLLM = (
+    (r"Using max model len", "starting the workers"),
+    (r"Starting to load model", "loading weights"),
+    (r"Model loading took", "compiling"),
+    (r"INT2 KV cache: compiling kernels", "compiling kernels"),
+    (r"GPU KV cache size", "capturing CUDA graphs"),
+    (r"Graph capturing finished", "starting the HTTP server"),
+    (r"INFO: +Application startup complete", "warming up"),
+)
+OF_ENGINE = {"SGLang": PHASES, "vLLM": PHASES_OF_VLLM}
 _LINE = re.compile(r"\[[^\]\n]*\] (?P<text>.*)")
-_OPENS = [(re.compile(pattern), phase) for pattern, phase in PHASES]
 MOST_BYTES = 1 << 20
 """Bytes of the log that one look reads."""
 
@@ -222,8 +239,9 @@ MOST_BYTES = 1 << 20
 class PhaseReader:
     """The phase of the server that writes to `log`; every call of `current` reads what is new."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log: Path, engine: str = "SGLang") -> None:
+        self._log, self._phases = log, OF_ENGINE[engine]
+        self._opens = [re.compile(pattern) for pattern, _ in self._phases]
         self._offset = 0
         self._rest = b""
         self._reached = -1
@@ -231,12 +249,13 @@ class PhaseReader:
     def current(self) -> str:
         """The phase now; `FIRST` while there is no log, or none of its lines is known."""
         for line in self._new_lines():
+            line = BEHIND.sub("", line, count=1)
             found = _LINE.match(line)
             text = found["text"] if found else line
-            for place, (pattern, _) in enumerate(_OPENS):
+            for place, pattern in enumerate(self._opens):
                 if place > self._reached and pattern.match(text):
                     self._reached = place
-        return FIRST if self._reached < 0 else PHASES[self._reached][1]
+        return FIRST if self._reached < 0 else self._phases[self._reached][1]
 
     def _new_lines(self) -> list[str]:
         try:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.durable import (
@@ -67,8 +67,8 @@ class StartObserver:
     def __init__(self, label: str, observer: Observer) -> None:
         self._label, self._observer = label, observer
 
-    def starting(self, log: Path) -> None:
-        text = f"Starting SGLang for {self._label} (log: {log})"
+    def starting(self, log: Path, engine: str) -> None:
+        text = f"Starting {engine} for {self._label} (log: {log})"
         self._observer.note(Note("server.starting", text, {"log": str(log)}, kind="step"))
 
     def phase(self, name: str, seconds: float) -> None:
@@ -79,11 +79,22 @@ class StartObserver:
         self._observer.note(Note("server.environment", text))
 
 
+class OtherEngine(Protocol):
+    def started(self, planned: plan.LaunchPlan) -> plan.LaunchPlan:
+        """The plan of its server, out of that for SGLang."""
+        ...
+
+    def facts(self, client: ServerClient) -> dict[str, Any]:
+        """As `read_facts`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class WantedServer(ServeOptions):
     """A server to start, with a verified artifact that holds K and V. Its start, and one answer to
     its client, may take `timeout` seconds; `environment` has variables beside those of this
-    process; for `origins` and `engine_api` see `FrontSettings`."""
+    process; for `origins` and `engine_api` see `FrontSettings`. `other` is an engine in
+    place of SGLang."""
 
     verified: Verified
     log: Path
@@ -93,6 +104,7 @@ class WantedServer(ServeOptions):
     origins: tuple[str, ...] = ()
     engine_api: bool = False
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    other: OtherEngine | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +163,7 @@ def own_server(wanted: WantedServer, news: StartObserver) -> Iterator[StartedSer
         warnings = user_flags.check_environment(planned.env)
         for warning in (*user_flags.replaced_backends(wanted.flags), *warnings):
             news.warn(warning)
+        planned = planned if wanted.other is None else wanted.other.started(planned)
         planned = replace(planned, secrets=front.secrets)
         with _healthy(planned, wanted.log, wanted.timeout, news) as (child, url):
             check_unchanged(folder, digest)
@@ -158,7 +171,7 @@ def own_server(wanted: WantedServer, news: StartObserver) -> Iterator[StartedSer
             client = ServerClient(url, timeout=wanted.timeout, key=key)
             if client.get(FRONT).get("front") != front.id:
                 raise ServerFailed(
-                    "the server runs without its front, so every route of SGLang would be open.",
+                    "the server runs without its front, so every route of it would be open.",
                     hint="report this with its log",
                 )
             yield StartedServer(child, url, client, key)
@@ -193,8 +206,8 @@ def _healthy(
     planned: plan.LaunchPlan, log: Path, timeout: float, news: StartObserver
 ) -> Iterator[tuple[server.Server, str]]:
     """The child of a plan once it is healthy, and where a client on this machine reaches it."""
-    news.starting(log)
-    phases = PhaseReader(log)
+    news.starting(log, planned.engine)
+    phases = PhaseReader(log, planned.engine)
     with server.running(planned, log) as child:
         child.wait_until_healthy(timeout, lambda seconds: news.phase(phases.current(), seconds))
         yield child, plan.client_url(planned.url)
@@ -302,7 +315,8 @@ def read_facts(client: ServerClient) -> dict[str, Any]:
         clips = {side: recipe[f"{side}_clip"] for side in ("k", "v")}
         return {
             "model_id": str(model["id"]),
-            "sglang": str(info["version"]),
+            "engine": "sglang",
+            "version": str(info["version"]),
             "capacity": sum(int(memory["token_slots"]) for memory in memories),
             "plain_capacity": plain if info.get("max_total_tokens") is None else None,
             "bits": bits,

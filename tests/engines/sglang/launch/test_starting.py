@@ -89,7 +89,7 @@ class Told:
 
 def test_capacity_beside_that_of_a_plain_cache() -> None:
     facts = Told(2_500_000).facts
-    assert (facts["model_id"], facts["sglang"]) == ("Qwen/Qwen3-8B", "0.5.23")
+    assert (facts["model_id"], facts["version"]) == ("Qwen/Qwen3-8B", "0.5.23")
     numbers = ("capacity", "requests", "bits", "context")
     assert [facts[name] for name in numbers] == [2_500_000, 64, 2.25, 40960]
     assert facts["plain_capacity"] == 59 * GB // (2 * ELEMENTS) == 400_119

@@ -1,0 +1,90 @@
+"""`oscar-zoo serve --engine vllm` runs stock vLLM behind our front."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oscar_zoo
+from oscar_zoo.engines.sglang.launch.plan import free_port
+from oscar_zoo.engines.vllm import command
+from oscar_zoo.errors import ServerFailed
+from oscar_zoo.serving import servers
+
+ROOT = Path(__file__).resolve().parents[3]
+VLLM, CHILD = Path(sys.prefix) / "vllm", Path(__file__).with_name("vllm_child.py")
+MODEL = str(ROOT / "examples/models/tiny-qwen3-hard")
+FLAGS = (
+    "--max-model-len=1024", "--max-num-seqs=3", "--block-size=32", "--dtype=float32",
+    "--enforce-eager", "--kv-cache-memory-bytes=8388608",
+)  # fmt: skip
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not VLLM.exists(), reason="vLLM is not installed beside"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("made") / "rotation"
+    oscar_zoo.compute_artifact(
+        MODEL, calib_data=str(ROOT / "examples/text/calibration.txt"), calib_tokens=4096,
+        seq_len=1024, method="hadamard", fast=True, allow_poor=True, device="cpu", output=output,
+    )  # fmt: skip
+    return output
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM is not where this process has its packages, and a CPU needs the stand-ins."""
+    monkeypatch.syspath_prepend(str(VLLM))
+    monkeypatch.setattr(command, "PROGRAM", (str(CHILD),))  # behind it stands `serve`
+
+
+def ask(url: str, body: dict[str, Any] | None = None, **headers: str) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_a_server_of_vllm(folder: Path) -> None:
+    port = free_port()
+    with oscar_zoo.serve(
+        folder, model=MODEL, engine="vllm", port=port, device="cpu", flags=FLAGS, require_key=True,
+    ) as server:  # fmt: skip
+        facts = server.facts
+        assert (facts.engine, facts.version, facts.requests) == ("vllm", "0.33.0", 3)
+        assert facts.capacity > 10_000 and facts.context == 1024
+        assert facts.key_file is not None
+        key = {"Authorization": f"Bearer {facts.key_file.read_text('utf-8').strip()}"}
+        body = {"model": facts.model_id, "prompt": [5, 6, 7, 8], "max_tokens": 4}
+        assert ask(f"{facts.url}/completions", body)[0] == 401
+        status, answer = ask(f"{facts.url}/completions", body, **key)
+        assert status == 200 and answer["usage"]["completion_tokens"] == 4
+        assert ask(f"{facts.url}/completions", body | {"vllm_xargs": {}}, **key)[0] == 400
+        for closed in ("collective_rpc", "v1/load_lora_adapter", "server_info", "pause"):
+            assert ask(f"http://127.0.0.1:{port}/{closed}", {}, **key)[0] == 404
+        assert ask(f"{facts.url}/models", None, Host="rebound.example")[0] == 403
+        (shown,) = servers.ps().servers
+        assert (shown.port, shown.state) == (port, "ready")
+    assert not servers.ps().servers
+
+
+def test_the_cause_of_a_failed_start(folder: Path) -> None:
+    """What stands in vLLM's log behind names of processes and times."""
+    with pytest.raises(ServerFailed) as failed:
+        oscar_zoo.serve(
+            folder, model=MODEL, engine="vllm", port=free_port(), device="cpu",
+            flags=(*FLAGS, "--max-model-len=999999"),
+        )  # fmt: skip
+    assert "999999" in failed.value.message
