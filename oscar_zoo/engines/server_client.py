@@ -27,7 +27,7 @@ INT2 = "oscar_int2"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    version: str  # of SGLang
+    version: str
     cache_dtype: str
     dtype: str  # of weights and activations
     device: str
@@ -38,6 +38,8 @@ class ServerFacts:
     capacity: int  # tokens its cache holds
     longest_input: int  # tokens of the longest prompt it takes
     recipe: Mapping[str, Any] = field(default_factory=dict)  # of its INT2 cache, as far as it tells
+    engine: str = "SGLang"
+    hits: bool = True  # whether log-probabilities of a prompt may start from the cache
 
 
 @dataclass(frozen=True)
@@ -225,5 +227,5 @@ class ServerClient:
 
     def _odd(self, what: str) -> ServerFailed:
         return ServerFailed(
-            f"{self.url} is not the SGLang server it should be: {what}.", hint="see its log"
+            f"{self.url} is not the server it should be: {what}.", hint="see its log"
         )

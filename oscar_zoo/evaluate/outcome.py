@@ -214,7 +214,7 @@ class ServerRow:
     page_size: Annotated[Count, says("Tokens.")]
     radix: Annotated[bool, says("Whether prefixes are reused.")]
     tensor_parallel: Annotated[Count, says("Number of GPUs.")]
-    sglang: Annotated[str | None, says("Version; null with --engine transformers.")]
+    engine: Annotated[str | None, says("And version; null with --engine transformers.")]
     dtype: Annotated[str, says("Of weights and activations.")]
     capacity_tokens: Annotated[Count | None, says("That the cache holds; null where it grows.")]
     perplexity: Annotated[Perplexities | None, says("Without reuse; null when not measured.")]

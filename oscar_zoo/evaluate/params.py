@@ -65,10 +65,10 @@ class Servers:
     """What `eval --engine sglang` starts, or where it looks."""
 
     engine: Annotated[
-        Literal["transformers", "sglang"] | None,
+        Literal["transformers", "sglang", "vllm"] | None,
         Opt(
-            "Measure what runs, and compare it with the simulated cache: sglang a server, which the"
-            " options from --url on are for; transformers an OscarCache. [default: only simulate]"
+            "Compare what runs with the simulated cache: sglang or vllm a server, which the options"
+            " from --url on are for; transformers an OscarCache. [default: only simulate]"
         ),
     ] = None
     url: Annotated[str | None, Opt("Measure this server instead of starting one.", "URL")] = None

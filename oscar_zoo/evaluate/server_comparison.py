@@ -156,7 +156,7 @@ def ask(
         client.flush()
         cold.append(client.score(text))
         tick()
-        if facts.radix:
+        if facts.radix and facts.hits:
             client.flush()
             client.generate(text[: questions.shared], 1)
             warm.append(client.score(text, start=questions.shared))
@@ -321,7 +321,7 @@ def compare(
         page_size=facts.page_size,
         radix=facts.radix,
         tensor_parallel=facts.tp,
-        sglang=facts.version or None,
+        engine=f"{facts.engine} {facts.version}" if facts.version else None,
         dtype=facts.dtype,
         capacity_tokens=facts.capacity or None,
         perplexity=cold,

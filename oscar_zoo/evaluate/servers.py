@@ -23,6 +23,7 @@ from oscar_zoo.engines.sglang.launch.starting import (
 )
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
+from oscar_zoo.engines.vllm.client import VllmClient
 from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
 from oscar_zoo.evaluate.in_process import DATA, TASKS, WINDOWS, find_model, load_subject
 from oscar_zoo.evaluate.outcome import FailedServer, ServedArtifact, ServerReport, ServerRow
@@ -93,7 +94,6 @@ class Served:
 
     @property
     def told(self) -> ServedArtifact:
-        """The artifact, for outcomes."""
         return ServedArtifact(self.artifact.label, self.artifact.digest)
 
 
@@ -102,6 +102,7 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
     servers, flags = variants_of(params), UserFlags(params.engine_flags)
     check_flags(flags)
     running = None if params.url is None else client_of(params.url, timeout=params.timeout)
+    running = VllmClient.instead_of(running, asked=params.engine == "vllm")
     if running is None:
         require_serve()
     text = read_text(params.data or DATA, "validation")
@@ -177,7 +178,6 @@ def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...
 
 
 def _questions(text: str, served: Served, params: EvalParams) -> ServerQuestions:
-    """What to ask, in tokens of the model."""
     from oscar_zoo.evaluate.caches import encoder
     from oscar_zoo.evaluate.server_comparison import make_questions
     from oscar_zoo.models.loading import load_tokenizer

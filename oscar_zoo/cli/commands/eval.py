@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TEXT_TASKS = ("perplexity", "recall", "sessions")
 FORMATS = (".html", ".png", ".svg")
+_SERVERS = ("sglang", "vllm")
 _TEXT_ONLY = ("windows", "length", "answers", "stream_weights")
 """Options of perplexity and recall, which benchmarks do not have."""
 
@@ -32,7 +33,7 @@ def run(params: EvalParams, observer: Observer) -> Any:
         _check_against(params)
     elif params.plots:
         raise UsageError("--plot needs --against.", hint="for example --against all")
-    if asks_benchmarks or params.engine == "sglang":
+    if asks_benchmarks or params.engine in _SERVERS:
         lists = [flag_of(params, name) for name in values if name != "clip"]
         lists += ["a list of --clip"] if len(params.clips) > 1 else []
         if lists:
@@ -54,7 +55,7 @@ def run(params: EvalParams, observer: Observer) -> Any:
     _refuse(
         params, given(params, Benchmarks), "is for benchmarks.", "for example --task gpqa_diamond"
     )
-    if params.engine == "sglang":
+    if params.engine in _SERVERS:
         from oscar_zoo.evaluate import servers
 
         check_file(params.csv)
@@ -88,8 +89,8 @@ def _asks_benchmarks(params: EvalParams) -> bool:
                 f"no such task: {name}.", hint=f"tasks: {', '.join((*TEXT_TASKS, *NAMES))}"
             )
     texts = [name for name in params.tasks if name in TEXT_TASKS]
-    alone = {"transformers": {"sessions", "recall"}, "sglang": {"sessions"}}.get(str(params.engine))
-    wrong = ["tasks"] if alone and alone & {*texts} else []
+    alone = {None: set[str](), "transformers": {"sessions", "recall"}}
+    wrong = ["tasks"] if alone.get(params.engine, {"sessions"}) & {*texts} else []
     _refuse(params, wrong, "is measured with the simulated cache.", "leave out --engine")
     if texts and len(texts) < len(params.tasks):
         raise UsageError(
@@ -145,7 +146,7 @@ def after(outcome: Any, params: EvalParams, *, quiet: bool) -> int:
     for file in params.plots:
         files[file] = partial(_drawn, outcome, file.suffix.lower().removeprefix("."))
     saved = save_after_result(files, quiet=quiet)
-    if quiet and params.engine == "sglang":  # otherwise the observer has printed them
+    if quiet and params.engine in _SERVERS:  # otherwise the observer has printed them
         evaluation.print_failures(outcome.failures)
     return saved
 

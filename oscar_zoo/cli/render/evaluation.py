@@ -177,7 +177,7 @@ def print_servers(found: ServerReport) -> None:
         mark = terminal.MARKS["failed" if row.violations else "ok"]
         table.add_row(*head, str(row.tensor_parallel), *cells, mark)
     console.print(terminal.clean(found.model))
-    caches = [row.perplexity for row in rows if row.sglang is None and row.perplexity is not None]
+    caches = [row.perplexity for row in rows if row.engine is None and row.perplexity is not None]
     if caches:  # in this process
         table = terminal.table("CACHE", "PERPLEXITY", "vs BF16", right=(1, 2))
     for told in caches:
@@ -185,7 +185,7 @@ def print_servers(found: ServerReport) -> None:
         for name, value in {"BF16": base, **own}.items():
             table.add_row(name, f"{value:,.4f}", f"{100 * (value / base - 1):+.2f} %")
     console.print(table)
-    served = [row.perplexity.exact for row in rows if row.sglang and row.perplexity is not None]
+    served = [row.perplexity.exact for row in rows if row.engine and row.perplexity is not None]
     for exact in served[:1]:
         console.print(f"Without quantization the perplexity is {exact:,.4f}.")
         apart = max(row.largest_difference or 0 for row in rows)

@@ -108,7 +108,7 @@ class CommandOfVllm:
             gpu = self.options.gpu
             env["CUDA_VISIBLE_DEVICES"] = seen[gpu] if gpu < len(seen) else str(gpu)
         program = children.python(*PROGRAM)
-        argv = (*program, *self._argv(f"--middleware={IN_FRONT}"))
+        argv = (*program, *self._argv("--enable-prompt-tokens-details", f"--middleware={IN_FRONT}"))
         return replace(planned, argv=argv, env=env, engine="vLLM")
 
     def facts(self, client: ServerClient) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_both_caches_read_the_same(world: Path, cli: Cli, recent: int) -> None:
     assert math.isclose(found["server"], found["reference"], rel_tol=1e-4)
     assert found["reference"] > 1.1 * found["exact"]
     assert 0 < row["largest_difference"] < 0.1 and row["chunk"] == min(32, recent)
-    assert (row["sglang"], row["capacity_tokens"], row["recall"]) == (None, None, None)
+    assert (row["engine"], row["capacity_tokens"], row["recall"]) == (None, None, None)
     assert (told["texts"], told["length"], told["failures"]) == (2, 600, [])
 
 

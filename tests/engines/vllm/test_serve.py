@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_output import Cli
 
 import oscar_zoo
 from oscar_zoo.engines.sglang.launch.plan import free_port
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 VLLM, CHILD = Path(sys.prefix) / "vllm", Path(__file__).with_name("vllm_child.py")
 MODEL = str(ROOT / "examples/models/tiny-qwen3-hard")
 FLAGS = (
-    "--max-model-len=1024", "--max-num-seqs=3", "--block-size=32", "--dtype=float32",
+    "--max-model-len=2048", "--max-num-seqs=3", "--block-size=32", "--dtype=float32",
     "--enforce-eager", "--kv-cache-memory-bytes=8388608",
 )  # fmt: skip
 pytestmark = [
@@ -57,14 +58,15 @@ def ask(url: str, body: dict[str, Any] | None = None, **headers: str) -> tuple[i
         return error.code, json.load(error)
 
 
-def test_a_server_of_vllm(folder: Path) -> None:
-    port = free_port()
+def test_a_server_of_vllm(cli: Cli, folder: Path) -> None:
+    port, asked = free_port(), ("eval", folder, "--model", MODEL, "--engine", "vllm")
+    cli.refused(2, *asked)
     with oscar_zoo.serve(
         folder, model=MODEL, engine="vllm", port=port, device="cpu", flags=FLAGS, require_key=True,
     ) as server:  # fmt: skip
         facts = server.facts
         assert (facts.engine, facts.version, facts.requests) == ("vllm", "0.33.0", 3)
-        assert facts.capacity > 10_000 and facts.context == 1024
+        assert facts.capacity > 10_000 and facts.context == 2048
         assert facts.key_file is not None
         key = {"Authorization": f"Bearer {facts.key_file.read_text('utf-8').strip()}"}
         body = {"model": facts.model_id, "prompt": [5, 6, 7, 8], "max_tokens": 4}
@@ -77,6 +79,11 @@ def test_a_server_of_vllm(folder: Path) -> None:
         assert ask(f"{facts.url}/models", None, Host="rebound.example")[0] == 403
         (shown,) = servers.ps().servers
         assert (shown.port, shown.state) == (port, "ready")
+        line = (*asked, "--url", facts.url.removesuffix("/v1"), "--length", "1920")
+        (row,) = cli.json(0, *line, "--windows", "1", "--answers", "3")["servers"]
+        assert row["engine"] == "vLLM 0.33.0" and row["violations"] == []
+        perplexity = row["perplexity"]
+        assert abs(perplexity["server"] / perplexity["reference"] - 1) < 1e-5
     assert not servers.ps().servers
 
 
