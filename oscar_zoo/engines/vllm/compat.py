@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -121,7 +122,7 @@ def attention_layers(vllm_config: Any) -> dict[str, Any]:
 
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Put `make(function)` in place of a function of a class, once."""
-    stock = owner.__dict__.get(name) or getattr(owner, name)
+    stock = inspect.getattr_static(owner, name)  # a base of it may have it
     plain = stock.__func__ if isinstance(stock, classmethod) else stock
     if getattr(plain, "of_oscar", False):
         return

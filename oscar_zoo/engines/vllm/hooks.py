@@ -22,9 +22,11 @@ def _choice(stock: Any) -> Any:
     candidates is closed."""
 
     @functools.wraps(stock)
-    def choose(cls: Any, selected_backend: Any, attn_selector_config: Any, **rest: Any) -> str:
+    def choose(
+        cls: Any, selected_backend: Any, attn_selector_config: Any, *rest: Any, **named: Any
+    ) -> str:
         if attn_selector_config.kv_cache_dtype != DTYPE:
-            return str(stock(cls, selected_backend, attn_selector_config, **rest))
+            return str(stock(cls, selected_backend, attn_selector_config, *rest, **named))
         hooks = {"spec": _spec, "hits": _hits, "added": _added, "removed": _removed}
         for what, (owner, name) in compat.hook_points().items():
             compat.replaced(owner, name, hooks[what])
