@@ -13,6 +13,7 @@ from oscar_kernels.chips import LOWEST, Target
 from oscar_kernels.spec import QuantSpec
 
 _target: Target | None = None
+INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def compile_for(target: Target | None) -> None:
@@ -27,10 +28,8 @@ def compile_for(target: Target | None) -> None:
 
 
 def interpreted() -> bool:
-    """Whether kernels run in the interpreter on the CPU.
-
-    `TRITON_INTERPRET=1` must be set before they are imported.
-    """
+    """Whether kernels run in the interpreter on the CPU: the variable is set before they are
+    imported."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -64,7 +63,7 @@ def require(device: torch.device) -> None:
 
 def missing(device: torch.device | str) -> str | None:
     """Why Triton kernels cannot run on a device, in one line; `None` if they can."""
-    if importlib.util.find_spec("triton") is None:
+    if not INSTALLED:
         return "triton is not installed"
     device = torch.device(device)
     if interpreted() or _target is not None:

@@ -98,6 +98,12 @@ def decode_batch(
     return Batch("decode", view, TokenTargets(out_loc, rows, tables.positions[:number], seq_lens))
 
 
+def moved(numbers: Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting for the steps before, as pageable memory would."""
+    pinned = numbers.pin_memory() if device.type == "cuda" else numbers
+    return pinned.to(device, non_blocking=True)
+
+
 def extend_batch(
     pack: Pack,
     rows: Tensor,
@@ -113,8 +119,7 @@ def extend_batch(
     device = rows.device
     on_host = torch.tensor([list(prefix_lens), list(extend_lens)], dtype=torch.int32)
     sums = torch.nn.functional.pad(on_host.cumsum(1, dtype=torch.int32), (1, 0))
-    both = torch.cat([on_host, sums[:, :-1]]).to(device, non_blocking=True)
-    indptr = sums.to(device, non_blocking=True)
+    both, indptr = (moved(x, device) for x in (torch.cat([on_host, sums[:, :-1]]), sums))
     kv_indices = torch.empty(max(1, sum(prefix_lens)), dtype=torch.int32, device=device)
     pack(rows, indptr[0], kv_indices)
     total = sum(extend_lens)
@@ -143,7 +148,6 @@ def _pieces(view: BatchView, prefix_lens: Sequence[int], most: int) -> tuple[Pre
     numbers = torch.tensor(
         [(first, 0, count) for _, first, count in plan], dtype=torch.int32
     ).reshape(-1, 3)
-    moved = numbers.to(view.rows.device, non_blocking=True)
     return tuple(
         PrefixPiece(
             request,
@@ -157,7 +161,7 @@ def _pieces(view: BatchView, prefix_lens: Sequence[int], most: int) -> tuple[Pre
             own[:1],
             own[1:],
         )
-        for (request, _, count), own in zip(plan, moved, strict=True)
+        for (request, _, count), own in zip(plan, moved(numbers, view.rows.device), strict=True)
     )
 
 

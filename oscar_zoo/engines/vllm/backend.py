@@ -135,8 +135,9 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         # A token that comes alone counts itself in the window, also the last one of a prompt.
         alone = (new == 1) & ((prefixes > 0) | captured)
         decoding, chunks = alone.nonzero()[0], (~alone).nonzero()[0]
-        for i in decoding[np.isin(rows[decoding], [*state.windows.fresh])]:
-            state.cache.start_requests((int(rows[i]),), (int(prefixes[i]),), (1,))
+        for i in decoding if state.windows.fresh else ():
+            if int(rows[i]) in state.windows.fresh:
+                state.cache.start_requests((int(rows[i]),), (int(prefixes[i]),), (1,))
         parts = []
         if len(decoding):
             padding = 0 if len(chunks) else common.num_reqs - number
@@ -168,7 +169,8 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         fixed_rows, fixed_slots, lengths = (fixed[:whole] for fixed in state.fixed)
         # Tokens without a slot are padding, or those of a dummy run, which names real requests:
         # they get row 0 and slot 0, which nobody reads.
-        torch.mul(state.moved(np.pad(rows, (0, padding))), slots >= 0, out=fixed_rows)
+        whole_rows = np.concatenate([rows, np.zeros(padding, np.int64)]) if padding else rows
+        torch.mul(state.moved(whole_rows), slots >= 0, out=fixed_rows)
         torch.clamp(slots, min=0, out=fixed_slots)
         lengths.copy_(common.seq_lens[tokens].clamp(min=1))
         state.step(common.block_table_tensor[tokens], self._page).begin(

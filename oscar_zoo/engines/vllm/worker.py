@@ -22,7 +22,7 @@ from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.vllm import compat, refusals
 from oscar_zoo.engines.vllm.prefill import LARGEST_HEAD, FlashPrefill
 from oscar_zoo.errors import UnsupportedModel, UsageError
-from oscar_zoo.runtime.batch import Batch
+from oscar_zoo.runtime.batch import Batch, moved
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax
 from oscar_zoo.runtime.int2_cache import SHORT, Int2Cache, piece_tokens
@@ -162,12 +162,9 @@ class Worker:
         self.cache.use(self._nothing)
 
     def moved(self, rows: np.ndarray[Any, Any]) -> Tensor:
-        """These on the device, without waiting for it. Most steps have those of the step before."""
+        """These on the device. Most steps have those of the step before."""
         if not np.array_equal(rows, self._moved[0]):
-            there = torch.from_numpy(rows)
-            if self.fixed[0].is_cuda:
-                there = there.pin_memory().to(self.fixed[0].device, non_blocking=True)
-            self._moved = rows, there
+            self._moved = rows, moved(torch.from_numpy(rows), self.fixed[0].device)
         return self._moved[1]
 
     def step(self, pages: Tensor, size: int) -> Int2Cache:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oscar_zoo.engines.settings import ArtifactSource, PluginSettings
-from oscar_zoo.engines.vllm import refusals, register
+from oscar_zoo.engines.vllm import compat, refusals, register
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 CHOSEN = PluginSettings(source=ArtifactSource(folder="here"), origins={})
@@ -16,7 +16,11 @@ LAYER = SimpleNamespace(impl=SimpleNamespace(num_kv_heads=2, head_size=64, scale
 
 
 def config(**changes: Any) -> Any:
-    parallel = {"world_size": 1, "decode_context_parallel_size": 1}
+    parallel = {
+        "world_size": 1,
+        "decode_context_parallel_size": 1,
+        "distributed_executor_backend": "uni",
+    }
     own = {name: changes.pop(name, value) for name, value in parallel.items()}
     usual: dict[str, Any] = {
         "speculative_config": None,
@@ -36,6 +40,7 @@ def test_what_works_is_not_refused() -> None:
     [
         {"world_size": 2},
         {"decode_context_parallel_size": 2},
+        {"distributed_executor_backend": "mp"},
         {"speculative_config": object()},
         {"kv_transfer_config": object()},
         {"lora_config": object()},
@@ -63,3 +68,23 @@ def test_another_release_ends_only_who_asks(asked: bool, monkeypatch: pytest.Mon
             register.register()
     else:
         register.register()
+
+
+def test_a_function_is_replaced_where_a_base_has_it() -> None:
+    """As that of vLLM's CUDA platform: a model with another cache must get what it got before."""
+
+    class Base:
+        @classmethod
+        def choose(cls, one: int, two: int) -> tuple[Any, int, int]:
+            return cls, one, two
+
+    class Platform(Base):
+        pass
+
+    def passing(stock: Any) -> Any:
+        return lambda *given, **named: stock(*given, **named)
+
+    for _ in range(2):
+        compat.replaced(Platform, "choose", passing)
+    assert Platform.choose(1, two=2) == Platform().choose(1, 2) == (Platform, 1, 2)
+    assert Base.choose(1, 2) == (Base, 1, 2)
