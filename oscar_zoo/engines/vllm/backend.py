@@ -166,16 +166,20 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         state, whole = self._worker, len(own) + padding
         tokens = slice(0, whole) if padding else _at(own)
         slots = common.slot_mapping[tokens]
-        fixed_rows, fixed_slots, lengths = (fixed[:whole] for fixed in state.fixed)
+        known = state.steps.get(whole)
+        step = known[0] if known else state.decode_step(whole)
         # Tokens without a slot are padding, or those of a dummy run, which names real requests:
         # they get row 0 and slot 0, which nobody reads.
         whole_rows = np.concatenate([rows, np.zeros(padding, np.int64)]) if padding else rows
-        torch.mul(state.moved(whole_rows), slots >= 0, out=fixed_rows)
-        torch.clamp(slots, min=0, out=fixed_slots)
-        lengths.copy_(common.seq_lens[tokens].clamp(min=1))
-        state.step(common.block_table_tensor[tokens], self._page).begin(
-            StepInput("decode", fixed_rows, (), lengths, fixed_slots)
-        )
+        torch.mul(state.moved(whole_rows), slots >= 0, out=step.rows)
+        torch.clamp(slots, min=0, out=step.out_loc)
+        step.seq_lens.copy_(common.seq_lens[tokens].clamp(min=1))
+        cache = state.step(common.block_table_tensor[tokens], self._page)
+        if known:
+            cache.refill(step)
+            return Part(tokens, known[1])
+        cache.begin(step)
+        state.steps[whole] = step, state.batch
         return Part(tokens, state.batch)
 
 

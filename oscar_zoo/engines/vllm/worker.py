@@ -24,7 +24,7 @@ from oscar_zoo.engines.vllm.prefill import LARGEST_HEAD, FlashPrefill
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.runtime.batch import Batch, moved
 from oscar_zoo.runtime.dispatch import choose_ops
-from oscar_zoo.runtime.engine import CacheConfig, Softmax
+from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
 from oscar_zoo.runtime.int2_cache import SHORT, Int2Cache, piece_tokens
 from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
@@ -138,8 +138,10 @@ class Worker:
         self._specs = tuple(specs_of(dim, index) for index in range(len(layers)))
         self._pages: tuple[Tensor, int] | None = None
         # What a CUDA graph of decode steps reads: rows, slots and lengths of their requests.
-        self.fixed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
-        self._moved = np.zeros(0, np.int64), self.fixed[0][:0]
+        self._fixed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
+        self.steps: dict[int, tuple[StepInput, Batch]] = {}
+        """Decode steps over these, by their number of requests."""
+        self._moved = np.zeros(0, np.int64), self._fixed[0][:0]
         self.built: tuple[Any, Any] | None = None
         """What vLLM asks for in front of a step, and what it was given."""
         self._nothing = SlotStore(SlotShape(self._specs, 1, heads), device)
@@ -161,10 +163,15 @@ class Worker:
         self._pages = self.built = None
         self.cache.use(self._nothing)
 
+    def decode_step(self, number: int) -> StepInput:
+        """Of so many requests; its tensors are to be filled."""
+        rows, slots, lengths = (fixed[:number] for fixed in self._fixed)
+        return StepInput("decode", rows, (), lengths, slots)
+
     def moved(self, rows: np.ndarray[Any, Any]) -> Tensor:
         """These on the device. Most steps have those of the step before."""
         if not np.array_equal(rows, self._moved[0]):
-            self._moved = rows, moved(torch.from_numpy(rows), self.fixed[0].device)
+            self._moved = rows, moved(torch.from_numpy(rows), self._fixed[0].device)
         return self._moved[1]
 
     def step(self, pages: Tensor, size: int) -> Int2Cache:

@@ -82,7 +82,10 @@ def test_a_function_is_replaced_where_a_base_has_it() -> None:
         pass
 
     def passing(stock: Any) -> Any:
-        return lambda *given, **named: stock(*given, **named)
+        def then(*given: Any, **named: Any) -> Any:
+            return stock(*given, **named)
+
+        return then
 
     for _ in range(2):
         compat.replaced(Platform, "choose", passing)

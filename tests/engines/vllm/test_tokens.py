@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import oscar_zoo
-from oscar_zoo.artifact.specs import SideWidths, Widths
+from oscar_zoo.artifact.specs import SideWidths, Widths, Windows
 from oscar_zoo.evaluate.generate import GenerationRequest
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
@@ -83,15 +83,18 @@ def served(
     device: str = "cpu",
     before: bool = False,
     frozen: bool = False,
+    recent: int = 256,
+    new: int = NEW,
     **options: Any,
 ) -> dict[str, Any]:
-    settings = {"OSCAR_INT2_ROTATION_PATH": str(folder), "OSCAR_INT2_BITS": bits}
+    settings = {"ROTATION_PATH": str(folder), "BITS": bits, "RECENT_SIZE": str(recent)}
+    chosen = {f"OSCAR_INT2_{name}": value for name, value in settings.items()}
     paths = [str(VLLM), os.environ.get("PYTHONPATH", "")]
-    job = {"options": OPTIONS | options, "rounds": rounds, "new": NEW}
+    job = {"options": OPTIONS | options, "rounds": rounds, "new": new}
     done = subprocess.run(
         [sys.executable, CHILD, device],
         input=json.dumps(job | {"before": before, "frozen": frozen}),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **settings},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **chosen},
         capture_output=True,
         text=True,
         timeout=300,
@@ -107,16 +110,19 @@ def check(
     found: dict[str, Any],
     prompts: list[list[int]],
     widths: Widths | None = None,
+    recent: int = 256,
 ) -> None:
     """Compute every step once more, cut as vLLM cut it; what a request found in the prefix cache
     is computed in one piece."""
     artifact = open_artifact(targets.parse(folder), Sources(None), SILENT)
     assert artifact.recipe is not None
     recipe = artifact.recipe if widths is None else artifact.recipe.with_widths(widths)
+    recipe = recipe.model_copy(update={"windows": Windows(sink=64, recent=recent)})
     spec = CacheSpec(*artifact.rotations(), recipe)
     pairs = zip(found["requests"], prompts, strict=True)
     known = {name: prompt + new for (name, new, _), prompt in pairs}
-    lengths = {name: len(all_ids) - NEW for name, all_ids in known.items()}
+    new_tokens = {name: len(new) for name, new, _ in found["requests"]}
+    lengths = {name: len(all_ids) - new_tokens[name] for name, all_ids in known.items()}
     states: dict[str, tuple[GenerationRequest, int]] = {}
     for what, name, number in found["events"]:
         if what == "add":
@@ -156,6 +162,17 @@ def test_prompts_together(
     steps = [number for what, _, number in found["events"] if what == "step"]
     assert 1 in steps and max(steps) > 100
     check(models[device], folder, found, prompts)
+
+
+@on_both
+def test_answers_that_leave_the_window(
+    models: dict[str, LoadedModel], folder: Path, ids: list[int], device: str
+) -> None:
+    """What a decode step wrote is read back from its page."""
+    prompts = [ids[3000 * n :][:length] for n, length in enumerate((200, 90, 300))]
+    how: dict[str, Any] = {"recent": 16, "new": 60, "device": device, "frozen": True}
+    found = served(folder, [prompts], **how)
+    check(models[device], folder, found, prompts, recent=16)
 
 
 @on_both

@@ -108,16 +108,25 @@ def watched(events: list[Any]) -> None:
 
 
 def frozen() -> None:
-    """Let decode steps of as many requests share what the first one was given."""
+    """Let decode steps of as many requests share what the first one was given, and refuse a step
+    whose tensors lie elsewhere."""
     from oscar_zoo.engines.vllm.backend import Int2Builder
 
     stock, first = Int2Builder.build, dict[int, Any]()
+
+    def places(made: Any) -> list[int]:
+        batch = made.parts[0].batch
+        targets, view = batch.targets, batch.view
+        read = (*vars(targets).values(), view.kv_indptr, view.kv_indices, view.rows)
+        return [one.data_ptr() for one in read]
 
     def build(self: Any, *given: Any, **named: Any) -> Any:
         made = stock(self, *given, **named)
         if [part.batch.kind for part in made.parts] != ["decode"]:
             return made
-        return first.setdefault(made.parts[0].batch.num_tokens, made)
+        found = first.setdefault(made.parts[0].batch.num_tokens, made)
+        assert places(found) == places(made)
+        return found
 
     Int2Builder.build = build
 
