@@ -21,10 +21,10 @@ def require_serve() -> None:
 
 def require_vllm() -> None:
     """torch, and a supported release of vLLM."""
-    from oscar_zoo.engines.vllm.compat import check_release
+    from oscar_zoo.engines.vllm.compat import vllm_version
 
     _require("serve-vllm", "torch")
-    check_release()  # where SGLang runs on a CPU, a stand-in has the name
+    vllm_version()  # where SGLang runs on a CPU, a stand-in has the name
 
 
 def require_eval() -> None:

@@ -202,7 +202,7 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
       oscar-zoo eval Qwen3-8B --task sessions --length 32768 --windows 1
       oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
       oscar-zoo eval Qwen3-8B --engine transformers --windows 1
-      oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
+      oscar-zoo eval Qwen3-8B --engine vllm --url http://127.0.0.1:30000
       oscar-zoo eval Qwen3-8B --task gpqa_diamond --task aime25 --seeds 5
       oscar-zoo eval Qwen3-8B --task math500 --data math500.jsonl --output scores.json
     """

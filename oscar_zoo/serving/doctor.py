@@ -32,6 +32,7 @@ from oscar_kernels.chips import CHIPS, LOWEST, Capability, cards_by_state, kerne
 from oscar_zoo import paths
 from oscar_zoo.artifact.outcome import HIDDEN, State, says
 from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST, sglang_version
+from oscar_zoo.engines.vllm.compat import SERIES, vllm_version
 from oscar_zoo.errors import HubTimeout, MissingDependency, NetworkError, OscarZooError, UsageError
 from oscar_zoo.models import hardware
 from oscar_zoo.next_step import Install
@@ -41,6 +42,7 @@ from oscar_zoo.registry.hubs.http import is_nearby
 from oscar_zoo.registry.hubs.table import HUBS, HubKind
 from oscar_zoo.registry.hubs.threads import in_parallel, within
 from oscar_zoo.registry.store import Store
+from oscar_zoo.serving.params import ENGINES
 from oscar_zoo.version import __version__
 
 SECONDS = 8.0
@@ -267,16 +269,17 @@ def gpu() -> DoctorFinding:
 
 
 def engine() -> Iterator[DoctorFinding]:
-    """SGLang in the supported range, and the path that the INT2 kernels take on these GPUs."""
+    """Engines in their supported ranges, and the path that the INT2 kernels take on these GPUs."""
     first, beyond = (".".join(map(str, version)) for version in (FIRST, BEYOND))
-    facts: dict[str, Any] = {"version": _version("sglang"), "supported": f">={first},<{beyond}"}
-    say = _finding("machine", "SGLang", **facts)
-    try:
-        yield say("ok", f"{sglang_version()}, supported")
-    except MissingDependency as error:
-        yield say("ok", "not installed; only serve needs it", error.hint)
-    except OscarZooError as error:
-        yield say("failed", error.message, error.hint)
+    ranges = {sglang_version: f">={first},<{beyond}", vllm_version: f"{SERIES}.*"}
+    for (package, name), version in zip(ENGINES.items(), ranges, strict=True):
+        say = _finding("machine", name, version=_version(package), supported=ranges[version])
+        try:
+            yield say("ok", f"{version()}, supported")
+        except MissingDependency as error:
+            yield say("ok", "not installed; only serve needs it", error.hint)
+        except OscarZooError as error:
+            yield say("failed", error.message, error.hint)
     yield _kernels()
 
 

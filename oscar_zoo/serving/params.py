@@ -157,15 +157,11 @@ class ServeParams:
         opens = (self.expose, self.api_key_file, self.require_key, self.allow_origin)
         if self.print_only and (any(opens) or self.engine_api):
             raise UsageError(
-                "--print shows a server on loopback without a key, whose front has its usual"
-                " settings.",
-                hint="leave out --expose, --api-key-file, --require-key, --allow-origin and"
-                " --engine-api; SGLang reads address and key from a file: --config FILE",
+                "--print shows a server on loopback without a key.",
+                hint="leave out what opens it; SGLang reads address and key from --config FILE",
             )
         if self.calib_data and not self.compute:
-            raise UsageError(
-                "--calib-data goes with --compute.", hint="add --compute, or leave it out"
-            )
+            raise UsageError("--calib-data goes with --compute.", hint="add --compute")
         if self.engine_api and self.expose is not None:
             raise UsageError(
                 "--engine-api opens what can end a server, so it is for this machine only.",

@@ -45,7 +45,7 @@ from oscar_zoo.engines.sglang.launch.starting import (
 )
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.sizing import Layout
-from oscar_zoo.engines.vllm.command import CommandOfVllm
+from oscar_zoo.engines.vllm.command import WARNING, CommandOfVllm
 from oscar_zoo.errors import (
     AmbiguousName,
     NetworkError,
@@ -209,7 +209,7 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
     )
     vllm = CommandOfVllm.asked(params, prepared)
     planned = vllm.shown(planned) if vllm else planned
-    replaced = user_flags.replaced_backends(prepared.flags)
+    replaced = (WARNING,) if vllm else user_flags.replaced_backends(prepared.flags)
     warnings = (*replaced, *user_flags.check_environment(planned.env))
     for warning in warnings:
         observer.note(Note("server.environment", warning))

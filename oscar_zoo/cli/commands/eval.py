@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TEXT_TASKS = ("perplexity", "recall", "sessions")
 FORMATS = (".html", ".png", ".svg")
 _SERVERS = ("sglang", "vllm")
-_TEXT_ONLY = ("windows", "length", "answers", "stream_weights")
+_TEXT_ONLY = ("windows", "length", "answers", "stream_weights", "engine")
 """Options of perplexity and recall, which benchmarks do not have."""
 
 
@@ -42,7 +42,7 @@ def run(params: EvalParams, observer: Observer) -> Any:
                 hint="leave it out, or leave out --engine and benchmarks",
             )
     if asks_benchmarks:
-        wrong = [name for name in _TEXT_ONLY if getattr(params, name) is not None]
+        wrong = [name for name in _TEXT_ONLY if getattr(params, name) not in (None, "sglang")]
         _refuse(
             params,
             [*wrong, *(name for name in of_servers if name not in ("url", "timeout"))],
@@ -60,7 +60,7 @@ def run(params: EvalParams, observer: Observer) -> Any:
 
         check_file(params.csv)
         return servers.evaluate(params, observer)
-    _refuse(params, of_servers, "needs --engine sglang.", "try: oscar-zoo eval --help")
+    _refuse(params, of_servers, "needs --engine sglang or vllm.", "try: oscar-zoo eval --help")
     if in_process.SESSIONS in params.tasks:
         others = [name for name in ("data", "answers") if getattr(params, name) is not None]
         _refuse(params, others, "is for perplexity and recall.", "leave it out, or --task sessions")

@@ -30,8 +30,13 @@ class VllmClient(ServerClient):
             return None
         try:
             told = client.get(PATH)
-        except ServerFailed:  # no front, so not a server of ours
-            told = {}
+        except ServerFailed as error:
+            if "answered" not in error.message:
+                raise
+            told = {}  # no front, so not a server of ours
+        if asked and "vllm" not in told:
+            hint = "oscar-zoo serve NAME --engine vllm starts one"
+            raise ServerFailed(f"{client.url} is no vLLM server of oscar-zoo.", hint=hint)
         if "vllm" not in told:
             return client
         found = cls(client.url, timeout=client.timeout)

@@ -3,6 +3,7 @@ server says of itself. Needs neither torch nor vllm."""
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -33,20 +34,31 @@ ALLOWED = frozenset(
 )
 """Flags of vLLM that go behind `--`. Others import code by name, unpickle what a request holds,
 open a second way in, or have not been looked at."""
-REFUSED = dict.fromkeys(
-    "--tensor-parallel-size -tp --pipeline-parallel-size -pp --data-parallel-size -dp"
-    " --speculative-config --enable-lora --kv-transfer-config".split(),
+INSTEAD = dict.fromkeys(
+    "--tensor-parallel-size -tp --tp --tp-size --pipeline-parallel-size -pp -dp"
+    " --data-parallel-size --speculative-config --enable-lora --kv-transfer-config".split(),
     NOT_BUILT,
-) | dict.fromkeys(("--host", "--api-key"), "use --expose and --require-key in front of --")
-"""Why not, where people ask."""
+) | {
+    "--host": "use --expose and --require-key in front of --",
+    "--api-key": "use --require-key in front of --",
+    "--port": "put it in front of --",
+    "--revision": "put it in front of --",
+    "--kv-cache-dtype": "serve sets it",
+    "--distributed-executor-backend": "serve sets it",
+    "--context-length": "vLLM calls it --max-model-len",
+    "--mem-fraction-static": "vLLM calls it --gpu-memory-utilization",
+    "--max-running-requests": "vLLM calls it --max-num-seqs",
+}
+"""Why not, or what to do, where people ask."""
 FORMATS = ("safetensors", "dummy")
-"""Of weights; others unpickle them."""
+"""Of weights: those of files, or random ones."""
 REQUESTS = "--max-num-seqs"
 """Of its own vLLM prepares for up to 1,024 requests at a time, each of which has windows here."""
 FORMAT = "--load-format"
 PROGRAM = ("-m", "vllm.entrypoints.cli.main")
 FRONT = OPTIONS["front"]
 IN_FRONT = "oscar_zoo.engines.vllm.front.InFront"
+WARNING = "vLLM started from a shell has no front: it asks for no key, and every route is open."
 VARIABLES = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_PLUGINS": "oscar",
@@ -72,10 +84,11 @@ class CommandOfVllm:
         words, chosen = params.flags, ServeOptions(**prepared.options(params))
         given = dict(_pairs(words))
         for flag in given.keys() - ALLOWED:
-            why = REFUSED.get(flag, "it is none of the flags of vLLM that were looked at")
-            raise UsageError(f"{flag} does not go behind --: {why}.", hint="see docs/vllm.md")
+            why = INSTEAD.get(flag, "it is none of the flags of vLLM that docs/vllm.md lists")
+            near = () if flag in INSTEAD else difflib.get_close_matches(flag, ALLOWED)
+            raise UsageError(f"{flag} is not allowed after --: {why}.", suggestions=near)
         if given.get(FORMAT, "dummy") not in FORMATS:
-            raise UsageError(f"{FORMAT} {given[FORMAT]} may unpickle weights.", hint="leave it out")
+            raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")
         if chosen.tensor_parallel > 1:
             raise UsageError(f"{chosen.tensor_parallel} GPUs for one model: {NOT_BUILT}.")
         config, geometry = prepared.config, prepared.geometry
@@ -89,24 +102,20 @@ class CommandOfVllm:
             sizes = chosen.device, chosen.gpu, 1, prepared.flags.sizes()
             asked = str(prepared.demand(*sizes).usual_requests if geometry else UNKNOWN)
         if not asked.isdecimal() or int(asked) < 1:
-            raise UsageError(f"{REQUESTS} {asked} is no number of requests.")
+            raise UsageError(f"{REQUESTS} {asked!r} is no number of requests.")
         return cls(chosen, tuple(words), int(asked))
 
     def shown(self, planned: LaunchPlan) -> LaunchPlan:
         """For a shell, where vLLM listens on loopback without our front."""
-        sets = self._settings(planned)
+        sets = VARIABLES | self._gpu(planned) | self._settings(planned)
         sets.pop(FRONT.variable)
-        return replace(planned, argv=("vllm", *self._argv()), sets=VARIABLES | sets)
+        return replace(planned, argv=("vllm", *self._argv()), sets=sets)
 
     def started(self, planned: LaunchPlan) -> LaunchPlan:
         """For a process of ours."""
         kept = {k: v for k, v in planned.env.items() if not k.startswith(OF_SGLANG)}
         cache = {"VLLM_CACHE_ROOT": kept["TRITON_CACHE_DIR"].removesuffix("triton") + "vllm"}
-        env = kept | VARIABLES | cache | self._settings(planned)
-        if self.options.gpu:
-            seen = kept.get("CUDA_VISIBLE_DEVICES", "").split(",")
-            gpu = self.options.gpu
-            env["CUDA_VISIBLE_DEVICES"] = seen[gpu] if gpu < len(seen) else str(gpu)
+        env = kept | VARIABLES | cache | self._gpu(planned) | self._settings(planned)
         program = children.python(*PROGRAM)
         argv = (*program, *self._argv("--enable-prompt-tokens-details", f"--middleware={IN_FRONT}"))
         return replace(planned, argv=argv, env=env, engine="vLLM")
@@ -158,8 +167,17 @@ class CommandOfVllm:
             REQUESTS: str(self.requests),
             FORMAT: FORMATS[0],
         }
-        words = [f"{name}={value}" for name, value in flags.items() if value is not None]
-        return ("serve", options.model, *words, *ours, *self.words)  # theirs win
+        asked = dict(_pairs(self.words)).keys()
+        words = [f"{k}={v}" for k, v in flags.items() if v is not None and k not in asked]
+        return ("serve", options.model, *words, *ours, *self.words)
+
+    def _gpu(self, planned: LaunchPlan) -> dict[str, str]:
+        """vLLM takes the first GPU that it sees."""
+        number, name = self.options.gpu, "CUDA_VISIBLE_DEVICES"
+        if not number:
+            return {}
+        seen = planned.env.get(name, "").split(",")
+        return {name: seen[number] if number < len(seen) else str(number)}
 
     @staticmethod
     def _settings(planned: LaunchPlan) -> dict[str, str]:
@@ -170,7 +188,11 @@ class CommandOfVllm:
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Flags and their values; a value may be the next word."""
+    before = ""
     for word, behind in itertools.zip_longest(words, words[1:], fillvalue=""):
         if word.startswith("-"):
             name, equals, value = word.partition("=")
             yield name.replace("_", "-"), value if equals else behind
+        elif not before.startswith("-") or "=" in before:
+            raise UsageError(f"{word!r} behind -- is no flag, and no value of one.")
+        before = word

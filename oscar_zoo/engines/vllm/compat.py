@@ -9,21 +9,26 @@ from collections.abc import Callable
 from typing import Any
 
 from oscar_zoo.errors import MissingDependency, UnsupportedMachine
+from oscar_zoo.next_step import Install
 
-TESTED = ("0.33",)
-"""Releases by the first two numbers. Others have other runners and other cache managers."""
+SERIES = "0.33"
+"""Of releases. Others have other runners and other cache managers."""
 
 
-def check_release() -> None:
+def vllm_version() -> str:
+    """The installed release, which must be supported."""
     try:
         found = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
-        raise MissingDependency.for_extra("vllm", "serve-vllm") from None
-    if ".".join(found.split(".")[:2]) not in TESTED:
-        raise UnsupportedMachine(
-            f"vLLM {found} is not supported.",
-            hint=f"pip install 'vllm=={TESTED[-1]}.*'",
-        )
+        raise MissingDependency(
+            "this needs vllm, which is not installed.",
+            hint="in an environment without SGLang, which wants another torch",
+            next_step=Install("serve-vllm"),
+        ) from None
+    if not found.startswith(f"{SERIES}."):
+        hint = f"pip install 'vllm=={SERIES}.*'"
+        raise UnsupportedMachine(f"vLLM {found} is not supported.", hint=hint)
+    return found
 
 
 def register_dtype(name: str) -> None:

@@ -37,7 +37,7 @@ def register() -> None:
 def _install() -> None:
     from oscar_zoo.engines.vllm import compat, hooks
 
-    compat.check_release()
+    compat.vllm_version()
     compat.register_dtype(DTYPE)
     compat.register_backend(NAME, BACKEND)
     hooks.install()

@@ -9,6 +9,7 @@ from tiny_artifacts import artifact_files, write_folder
 from tiny_models import EXAMPLE
 
 from oscar_zoo.engines import served_artifact, settings
+from oscar_zoo.engines.vllm import command
 
 
 def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
@@ -29,3 +30,8 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     for flag in (*refused.split(), "--middleware=a.b", "--max-num-seqs=0", "--max-num-s=9"):
         cli.refused(2, *line, "--print", "--", flag)
     cli.refused(2, *line, *elsewhere, "--drafts=ngram")
+
+
+def test_every_allowed_flag_is_told() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/vllm.md").read_text("utf-8")
+    assert [flag for flag in command.ALLOWED if f"`{flag}`" not in page] == []
