@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 
-from oscar_zoo.errors import MissingDependency
+from oscar_zoo.errors import MissingDependency, UnsupportedMachine
+from oscar_zoo.next_step import Install
+
+SERIES = "0.33"
+"""Of vLLM. Other releases have other runners and other cache managers."""
 
 
 def require_compute() -> None:
@@ -21,10 +26,24 @@ def require_serve() -> None:
 
 def require_vllm() -> None:
     """torch, and a supported release of vLLM."""
-    from oscar_zoo.engines.vllm.compat import vllm_version
-
     _require("serve-vllm", "torch")
     vllm_version()  # where SGLang runs on a CPU, a stand-in has the name
+
+
+def vllm_version() -> str:
+    """The installed release, which must be supported."""
+    try:
+        found = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingDependency(
+            "this needs vllm, which is not installed.",
+            hint="in an environment without SGLang, which wants another torch",
+            next_step=Install("serve-vllm"),
+        ) from None
+    if not found.startswith(f"{SERIES}."):
+        hint = f"pip install 'vllm=={SERIES}.*'"
+        raise UnsupportedMachine(f"vLLM {found} is not supported.", hint=hint)
+    return found
 
 
 def require_eval() -> None:

@@ -31,8 +31,8 @@ from pydantic import computed_field
 from oscar_kernels.chips import CHIPS, LOWEST, Capability, cards_by_state, kernel_path, state
 from oscar_zoo import paths
 from oscar_zoo.artifact.outcome import HIDDEN, State, says
+from oscar_zoo.engines.requirements import SERIES, vllm_version
 from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST, sglang_version
-from oscar_zoo.engines.vllm.compat import SERIES, vllm_version
 from oscar_zoo.errors import HubTimeout, MissingDependency, NetworkError, OscarZooError, UsageError
 from oscar_zoo.models import hardware
 from oscar_zoo.next_step import Install

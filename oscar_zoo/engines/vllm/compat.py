@@ -3,32 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import inspect
 from collections.abc import Callable
 from typing import Any
-
-from oscar_zoo.errors import MissingDependency, UnsupportedMachine
-from oscar_zoo.next_step import Install
-
-SERIES = "0.33"
-"""Of releases. Others have other runners and other cache managers."""
-
-
-def vllm_version() -> str:
-    """The installed release, which must be supported."""
-    try:
-        found = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        raise MissingDependency(
-            "this needs vllm, which is not installed.",
-            hint="in an environment without SGLang, which wants another torch",
-            next_step=Install("serve-vllm"),
-        ) from None
-    if not found.startswith(f"{SERIES}."):
-        hint = f"pip install 'vllm=={SERIES}.*'"
-        raise UnsupportedMachine(f"vLLM {found} is not supported.", hint=hint)
-    return found
 
 
 def register_dtype(name: str) -> None:

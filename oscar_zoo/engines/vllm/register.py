@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from oscar_zoo.engines import one_line, show_errors_in_one_line
+from oscar_zoo.engines.requirements import vllm_version
 from oscar_zoo.errors import OscarZooError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def register() -> None:
 def _install() -> None:
     from oscar_zoo.engines.vllm import compat, hooks
 
-    compat.vllm_version()
+    vllm_version()
     compat.register_dtype(DTYPE)
     compat.register_backend(NAME, BACKEND)
     hooks.install()
