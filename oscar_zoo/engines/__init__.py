@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from types import TracebackType
@@ -21,6 +22,12 @@ def show_errors_in_one_line() -> None:
             before(kind, error, trace)
 
     sys.excepthook = show
+
+
+def is_asked_for(dtype: str) -> bool:
+    """Whether the command line of this process asks for a type of KV cache."""
+    flag = "--kv-cache-dtype"
+    return f"{flag}={dtype}" in sys.argv or (flag, dtype) in itertools.pairwise(sys.argv)
 
 
 def one_line(error: OscarZooError) -> str:

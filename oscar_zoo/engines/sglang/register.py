@@ -7,12 +7,10 @@ unknown dtype, so int2 cannot start without its hooks.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import sys
-from collections.abc import Sequence
 
-from oscar_zoo.engines import one_line, show_errors_in_one_line
+from oscar_zoo.engines import is_asked_for, one_line, show_errors_in_one_line
+from oscar_zoo.engines.setting_flags import DTYPE
 from oscar_zoo.errors import UnsupportedMachine
 
 logger = logging.getLogger(__name__)
@@ -27,11 +25,6 @@ def register() -> None:
     try:
         installation.install()
     except UnsupportedMachine as error:
-        if _asks_for_int2(sys.argv):
+        if is_asked_for(DTYPE):
             raise SystemExit(one_line(error)) from None
         logger.warning("No INT2 KV cache: %s", error.message)
-
-
-def _asks_for_int2(argv: Sequence[str]) -> bool:
-    flag = "--kv-cache-dtype"
-    return f"{flag}=int2" in argv or (flag, "int2") in itertools.pairwise(argv)

@@ -20,6 +20,7 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
     parallel = config.parallel_config
     wishes = {
         "tensor or pipeline parallelism": parallel.world_size > 1,
+        "data parallelism": parallel.data_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1,
         "speculative decoding": config.speculative_config is not None,
         "a KV connector": config.kv_transfer_config is not None,

@@ -6,12 +6,9 @@ not supported gets one warning, and only who asks for our type of cache gets an 
 
 from __future__ import annotations
 
-import itertools
 import logging
-import sys
-from collections.abc import Sequence
 
-from oscar_zoo.engines import one_line, show_errors_in_one_line
+from oscar_zoo.engines import is_asked_for, one_line, show_errors_in_one_line
 from oscar_zoo.engines.requirements import vllm_version
 from oscar_zoo.errors import OscarZooError
 
@@ -28,7 +25,7 @@ def register() -> None:
     try:
         _install()
     except Exception as error:  # whatever a release lacks: it would end every vLLM
-        if _asks_for_int2(sys.argv):
+        if is_asked_for(DTYPE):
             ours = error if isinstance(error, OscarZooError) else None
             lacks = f"error: this vLLM lacks what an INT2 KV cache needs: {error}"
             raise SystemExit(one_line(ours) if ours else lacks) from None
@@ -42,8 +39,3 @@ def _install() -> None:
     compat.register_dtype(DTYPE)
     compat.register_backend(NAME, BACKEND)
     hooks.install()
-
-
-def _asks_for_int2(argv: Sequence[str]) -> bool:
-    flag = "--kv-cache-dtype"
-    return f"{flag}={DTYPE}" in argv or (flag, DTYPE) in itertools.pairwise(argv)

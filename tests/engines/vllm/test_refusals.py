@@ -18,6 +18,7 @@ LAYER = SimpleNamespace(impl=SimpleNamespace(num_kv_heads=2, head_size=64, scale
 def config(**changes: Any) -> Any:
     parallel = {
         "world_size": 1,
+        "data_parallel_size": 1,
         "decode_context_parallel_size": 1,
         "distributed_executor_backend": "uni",
     }
@@ -39,6 +40,7 @@ def test_what_works_is_not_refused() -> None:
     "changes",
     [
         {"world_size": 2},
+        {"data_parallel_size": 2},
         {"decode_context_parallel_size": 2},
         {"distributed_executor_backend": "mp"},
         {"speculative_config": object()},
