@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,12 @@ def register_backend(name: str, path: str) -> None:
 
     if name not in AttentionBackendEnum.__members__:
         AttentionBackendEnum.register(name, path)
+
+
+def engine_arguments() -> Any:
+    """What reads a command line, where it has been imported."""
+    module = sys.modules.get("vllm.engine.arg_utils")
+    return None if module is None else module.EngineArgs
 
 
 def platform_choice() -> tuple[Any, str]:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from oscar_zoo.engines.sglang.sizing import UNKNOWN
 from oscar_zoo.engines.vllm import compat, worker
 from oscar_zoo.engines.vllm.register import BACKEND, DTYPE
 from oscar_zoo.runtime.sink_blocks import NOBODY, PromptKey
@@ -15,6 +16,21 @@ def install() -> None:
     """One hook; the others come with the first model whose cache is ours, because they import much
     that a process without a model has no use for."""
     compat.replaced(*compat.platform_choice(), _choice)
+    arguments = compat.engine_arguments()
+    if arguments is not None:  # this process reads a command line
+        compat.replaced(arguments, "create_engine_config", _requests)
+
+
+def _requests(stock: Any) -> Any:
+    """As many requests at a time as there is room for windows, where nobody says it."""
+
+    @functools.wraps(stock)
+    def create(self: Any, *given: Any, **named: Any) -> Any:
+        if self.kv_cache_dtype == DTYPE and self.max_num_seqs is None:
+            self.max_num_seqs = UNKNOWN
+        return stock(self, *given, **named)
+
+    return create
 
 
 def _choice(stock: Any) -> Any:
@@ -27,6 +43,7 @@ def _choice(stock: Any) -> Any:
     ) -> str:
         if attn_selector_config.kv_cache_dtype != DTYPE:
             return str(stock(cls, selected_backend, attn_selector_config, *rest, **named))
+        worker.model = compat.config().model_config.model
         hooks = {"spec": _spec, "hits": _hits, "added": _added, "removed": _removed}
         for what, (owner, name) in compat.hook_points().items():
             compat.replaced(owner, name, hooks[what])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.vllm import compat, refusals
 from oscar_zoo.engines.vllm.prefill import LARGEST_HEAD, FlashPrefill
-from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.batch import Batch, moved
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
@@ -32,6 +33,8 @@ from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowSt
 from oscar_zoo.runtime.transforms import TransformTable
 
 logger = logging.getLogger(__name__)
+model = ""
+"""The name or folder of the last one with our dtype."""
 running: Worker | None = None
 """Of the last model with our dtype in this process, which has the scheduler too."""
 
@@ -39,25 +42,29 @@ running: Worker | None = None
 def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
     """Settings and artifact by environment variables, as a SGLang server reads them."""
     mine = {name: text for name, text in os.environ.items() if name.startswith(settings.PREFIXES)}
-    return _served(tuple(sorted(mine.items())))
+    return _served(tuple(sorted(mine.items())), model)
 
 
 @functools.cache
 def _served(
-    variables: tuple[tuple[str, str], ...],
+    variables: tuple[tuple[str, str], ...], model: str
 ) -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
     environ = dict(variables)
     sources = [setting_flags.OPTIONS[name].variable for name in ("artifact", "rotation_path")]
     if not {*sources, settings.K_FILE} & {*environ}:
-        raise UsageError(
-            "an INT2 KV cache needs the rotations of an artifact.",
-            hint=f"{sources[0]}=NAME (oscar-zoo pull NAME), or {sources[1]}=FOLDER",
-        )
+        environ[sources[0]] = name_of(model)
     given = settings.read_settings(environ)
     artifact = served_artifact.load(
         given.source, given.expected_digest, model=environ.get(setting_flags.MODEL)
     )
     return settings.read_settings(environ, artifact.recipe), artifact
+
+
+def name_of(model: str) -> str:
+    """What the zoo calls a model: a folder by its name, and what the hub's client keeps as the hub
+    does."""
+    kept = [part for part in Path(model).parts if part.startswith("models--")]
+    return kept[0].split("--")[-1] if kept else Path(model).name
 
 
 def specs_of(head_dim: int, index: int) -> tuple[QuantSpec, QuantSpec]:

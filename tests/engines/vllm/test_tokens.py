@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def served(
-    folder: Path,
+    folder: Path | None,
     rounds: Any,
     bits: str = "2",
     *,
@@ -87,8 +87,8 @@ def served(
     new: int = NEW,
     **options: Any,
 ) -> dict[str, Any]:
-    settings = {"ROTATION_PATH": str(folder), "BITS": bits, "RECENT_SIZE": str(recent)}
-    chosen = {f"OSCAR_INT2_{name}": value for name, value in settings.items()}
+    settings = {"ROTATION_PATH": folder, "BITS": bits, "RECENT_SIZE": recent}
+    chosen = {f"OSCAR_INT2_{name}": str(value) for name, value in settings.items() if value}
     paths = [str(VLLM), os.environ.get("PYTHONPATH", "")]
     job = {"options": OPTIONS | options, "rounds": rounds, "new": new}
     done = subprocess.run(
@@ -150,6 +150,18 @@ def test_prompts_one_by_one(model: LoadedModel, folder: Path, ids: list[int]) ->
     prompts = [ids[1000 * n :][:length] for n, length in enumerate(edges)]
     found = served(folder, [[one] for one in prompts], max_num_seqs=1)
     check(model, folder, found, prompts)
+
+
+def test_the_artifact_of_the_model(
+    model: LoadedModel, folder: Path, ids: list[int], tmp_path: Path
+) -> None:
+    """Where nobody names one, it is the installed one; and nobody says how many requests."""
+    hub = f"file:{tmp_path / 'zoo'}"
+    oscar_zoo.publish(folder, hub=hub, create=True, unmeasured=True)
+    oscar_zoo.pull(Path(MODEL).name, hubs=hub)
+    found = served(None, [[ids[:400]]], max_num_seqs=None)
+    assert found["rows"] == 1 + 64
+    check(model, folder, found, [ids[:400]])
 
 
 @on_both

@@ -9,7 +9,7 @@ A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, `new` to
 whether this process had such a model `before`. On a CPU it also says whether decode steps read what
 the first one of as many requests was given, as a CUDA graph does.
 The last line of the output is JSON: tokens and cached tokens of each prompt, what the runner did,
-and the counts of sink blocks.
+the counts of sink blocks and the rows of windows.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ def main() -> None:
             new = list(one.outputs[0].token_ids)
             rounds.append([one.request_id.partition("-")[0], new, one.num_cached_tokens])
     assert worker.running is not None
-    sinks = worker.running.windows.sinks.counts()
-    print(json.dumps({"requests": rounds, "events": events, "sinks": sinks}))
+    windows = worker.running.windows
+    told = {"sinks": windows.sinks.counts(), "rows": windows.shape.num_rows}
+    print(json.dumps({"requests": rounds, "events": events} | told))
 
 
 if __name__ == "__main__" and MODE == "serve":
