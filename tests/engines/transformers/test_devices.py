@@ -97,7 +97,8 @@ def test_tokens_and_bytes(folder: Path, device: str, dtype: Dtype) -> None:
             assert cache.graph is not None and cache.graph.replays == NEW - 3
         return [compared(want[row], new) for row, new in zip(rows, logits, strict=True)]
 
-    nearly, far = (0, 2e-5) if (device, dtype) == ("cpu", "float32") else (NEARLY, FAR)
+    # A value between two codes goes the other way on another processor, which moves them by 3e-4.
+    nearly, far = (0, 1e-3) if (device, dtype) == ("cpu", "float32") else (NEARLY, FAR)
     for way in WAYS:
         model.model.set_attn_implementation("sdpa")
         leads, distances = zip(*found([0], way), *found([0, 1, 2], way), strict=True)
