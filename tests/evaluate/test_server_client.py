@@ -115,7 +115,7 @@ def test_scores_belong_to_the_tokens_that_were_asked_for(serve: Serve) -> None:
     ],
 )
 def test_other_answers_are_no_scores(serve: Serve, answer: Any) -> None:
-    with pytest.raises(ServerFailed, match="is not the SGLang server it should be"):
+    with pytest.raises(ServerFailed, match="is not the server it should be"):
         serve({"/generate": answer}).score([7, 8, 9])
 
 
