@@ -106,9 +106,6 @@ class ServerClient:
     def get(self, path: str) -> dict[str, Any]:
         return self._json("GET", path)
 
-    def text(self, path: str) -> str:
-        return self._read("GET", path, None).decode("utf-8", "replace")
-
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._json("POST", path, dict(body))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +18,6 @@ class VllmClient(ServerClient):
     from the cache, because vLLM computes the whole prompt for them."""
 
     _salt = ""
-    _model: str | None = None
 
     @classmethod
     def instead_of(cls, client: ServerClient | None, *, asked: bool) -> ServerClient | None:
@@ -42,6 +42,10 @@ class VllmClient(ServerClient):
         found = cls(client.url, timeout=client.timeout)
         found._headers = client._headers
         return found
+
+    @functools.cached_property
+    def model_id(self) -> str:
+        return str(self.get("/v1/models")["data"][0]["id"])
 
     def facts(self) -> ServerFacts:
         told = self.get(PATH)
@@ -74,10 +78,8 @@ class VllmClient(ServerClient):
         return Answer(tuple(map(int, answer["token_ids"])), cached)
 
     def _complete(self, ids: Sequence[int], new: int, **more: Any) -> tuple[Mapping[str, Any], int]:
-        if self._model is None:
-            self._model = str(self.get("/v1/models")["data"][0]["id"])
         body = {
-            "model": self._model,
+            "model": self.model_id,
             "prompt": list(ids),
             "max_tokens": new,
             "temperature": 0,

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from oscar_zoo import children
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.engines.setting_flags import OPTIONS, CodeBits, one_or_text
+from oscar_zoo.engines.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, ServeOptions
 from oscar_zoo.engines.sglang.sizing import UNKNOWN
+from oscar_zoo.engines.vllm.client import VllmClient
 from oscar_zoo.engines.vllm.register import DTYPE
-from oscar_zoo.errors import ServerFailed, UnsupportedModel, UsageError
+from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models.other_layers import kept_by_others
 
 NOT_BUILT = "the INT2 cache in vLLM does not have it"
@@ -66,7 +66,8 @@ VARIABLES = {
 }
 """What the plugin needs; and vLLM tells nobody that it runs."""
 OF_SGLANG = ("SGLANG_", "PYTHONPATH")
-INFO = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\} 1", re.MULTILINE)
+LIMITS = {"--num-gpu-blocks-override", "--kv-cache-memory-bytes"}
+"""Flags by which memory does not say how many tokens fit."""
 
 
 @dataclass(frozen=True)
@@ -121,39 +122,26 @@ class CommandOfVllm:
         return replace(planned, argv=argv, env=env, engine="vLLM")
 
     def facts(self, client: ServerClient) -> dict[str, Any]:
-        """What a server says of itself, and what was asked of it; as `starting.read_facts`."""
-        found, recipe = INFO.search(client.text("/metrics")), self.options.recipe
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', found["labels"] if found else ""))
-        models, front = client.get("/v1/models"), client.get("/oscar_front")
-        try:
-            model = models["data"][0]
-            size, pages = int(labels["block_size"]), int(labels["num_gpu_blocks"])
-            capacity, bits, widths = size * (pages - 1), recipe.bits_per_element, recipe.widths
-            windows = recipe.windows
-            rows = self.requests * (windows.recent + 2 * windows.sink)
-            sides = ("k", "v")
-            clips = {side: getattr(widths, side).clip if widths else None for side in sides}
-            return {
-                "model_id": str(model["id"]),
-                "engine": "vllm",
-                "version": str(front["vllm"]),
-                "capacity": capacity,
-                "plain_capacity": rows + int(capacity * bits / 16),
-                "bits": bits,
-                "windows": {"sink": windows.sink, "recent": windows.recent},
-                "code_bits": "2" if widths is None else str(CodeBits(widths.k.bits, widths.v.bits)),
-                "clip": {
-                    side: getattr(recipe.clip, side) if own is None else one_or_text(own)
-                    for side, own in clips.items()
-                },
-                "requests": self.requests,
-                "context": int(model["max_model_len"]),
-            }
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise ServerFailed(
-                f"{client.url} does not describe its cache: {type(error).__name__} {error}.",
-                hint="see its log",
-            ) from None
+        """What a server says of itself; as `starting.read_facts`."""
+        found = VllmClient.instead_of(client, asked=True)
+        assert isinstance(found, VllmClient)
+        told, bits = found.facts(), self.options.recipe.bits_per_element
+        windows = {name: int(told.recipe[name]) for name in ("sink", "recent")}
+        rows = self.requests * (windows["recent"] + 2 * windows["sink"])
+        limited = LIMITS & dict(_pairs(self.words)).keys()
+        return {
+            "model_id": found.model_id,
+            "engine": "vllm",
+            "version": told.version,
+            "capacity": told.capacity,
+            "plain_capacity": None if limited else rows + int(told.capacity * bits / 16),
+            "bits": bits,
+            "windows": windows,
+            "code_bits": told.recipe["bits"],
+            "clip": {side: told.recipe[f"{side}_clip"] for side in ("k", "v")},
+            "requests": self.requests,
+            "context": told.longest_input,
+        }
 
     def _argv(self, *ours: str) -> tuple[str, ...]:
         options = self.options
