@@ -61,6 +61,9 @@ def require(device: torch.device) -> None:
         raise ValueError(f"the Triton path cannot run: {reason}")
 
 
+_capability = functools.cache(torch.cuda.get_device_capability)  # asked at every launch
+
+
 def missing(device: torch.device | str) -> str | None:
     """Why Triton kernels cannot run on a device, in one line; `None` if they can."""
     if not INSTALLED:
@@ -72,7 +75,7 @@ def missing(device: torch.device | str) -> str | None:
         return (
             f"Triton has no {device.type} device; TRITON_INTERPRET=1 runs its kernels slowly on any"
         )
-    if torch.version.hip is None and torch.cuda.get_device_capability(device) < LOWEST:
+    if torch.version.hip is None and _capability(device) < LOWEST:
         return (
             f"{torch.cuda.get_device_name(device)} is older than compute capability"
             f" {LOWEST[0]}.{LOWEST[1]}"

@@ -22,7 +22,7 @@ parameters are `[K scale, K offset] * K groups, [V scale, V offset] * V groups` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from oscar_kernels.spec import QuantSpec, code_bytes
 
@@ -154,6 +154,16 @@ class TokenTargets:
     rows: Tensor
     positions: Tensor
     ends: Tensor
+
+
+class NewTokens(NamedTuple):
+    """Of a decode step, `[B]` integers each: where an engine puts the one new token of a request,
+    and what kernels read in its place, which a CUDA graph knows by address."""
+
+    slots: Tensor  # negative for a request that is padding
+    out_loc: Tensor  # written: these; 0 for padding
+    lengths: Tensor  # written: tokens of the request with the new one; 1 for padding
+    positions: Tensor  # written: of the new token
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from oscar_kernels import quantizer
-from oscar_kernels.cache import BatchView, Drafts, LayerCache, TokenTargets, Transforms, WindowState
+from oscar_kernels.cache import (
+    BatchView,
+    Drafts,
+    LayerCache,
+    NewTokens,
+    TokenTargets,
+    Transforms,
+    WindowState,
+)
 from oscar_kernels.spec import code_bytes
 
 Parts = Literal["all", "slots", "windows"]
@@ -360,19 +368,36 @@ def apply_o_partner(outputs: Tensor, o_partner: Tensor | None) -> Tensor:
     return torch.einsum("mhgd,hjd->mhgj", heads, o_partner.to(outputs.dtype)).flatten(1, 2)
 
 
-def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor, page: int = 1) -> None:
-    """Copy the slots of `n = kv_indptr[b + 1] - kv_indptr[b]` tokens to `out[kv_indptr[b] :]`, for
-    every request `b`. Position `p` has slot `table[rows[b], p // page] * page + p % page`.
+def pack_slots(
+    table: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    kv_indptr: Tensor,
+    out: Tensor,
+    page: int = 1,
+    step: NewTokens | None = None,
+) -> None:
+    """Copy the slots of `lengths[b]` tokens to `out[kv_indptr[b] :]`, for every request `b`.
+    Position `p` has slot `table[rows[b], p // page] * page + p % page`.
 
     Args:
         table: `[R, most pages]` integers, the engine's pages by row and position; slots by default.
         rows: `[B]` integers, the row of each request.
-        kv_indptr: `[B + 1]` integers, starts at 0 and never falls.
+        lengths: `[B]` integers, of the requests; with `step` one that is less than 1 counts as 1.
+        kv_indptr: `[B + 1]` integers, written: 0 and the sums of the lengths.
         out: `[>= kv_indptr[B]]` integers. Entries from `kv_indptr[B]` on are not modified.
+        step: of a decode step in which every request has one token that is new.
     """
-    if kv_indptr.numel() != rows.numel() + 1:
-        raise ValueError(f"rows {tuple(rows.shape)} and kv_indptr {tuple(kv_indptr.shape)}")
-    bounds = kv_indptr.tolist()
+    if not lengths.numel() == rows.numel() == kv_indptr.numel() - 1:
+        shapes = (tuple(x.shape) for x in (rows, lengths, kv_indptr))
+        raise ValueError("rows {}, lengths {} and kv_indptr {}".format(*shapes))
+    if step is not None:
+        lengths = lengths.clamp(min=1)
+        step.out_loc.copy_(step.slots.clamp(min=0))
+        step.lengths.copy_(lengths)
+        step.positions.copy_(lengths - 1)
+    bounds = [0, *lengths.cumsum(0).tolist()]
+    kv_indptr.copy_(torch.tensor(bounds))
     for row, first, last in zip(rows.tolist(), bounds[:-1], bounds[1:], strict=True):
         at = torch.arange(last - first, device=table.device)
         out[first:last] = table[row, at // page] * page + at % page

@@ -9,14 +9,22 @@ import torch
 from torch import Tensor
 
 from oscar_kernels import _triton
-from oscar_kernels.cache import LayerCache, WindowState
+from oscar_kernels.cache import LayerCache, NewTokens, WindowState
 
 BLOCK = 1024
 PROGRAMS = 64
 """Programs per request, so that many programs copy a long one."""
 
 
-def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor, page: int = 1) -> None:
+def pack_slots(
+    table: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    kv_indptr: Tensor,
+    out: Tensor,
+    page: int = 1,
+    step: NewTokens | None = None,
+) -> None:
     """Pack the slots of every request; see `reference.pack_slots`.
 
     The list is a snapshot, so kernels of a CUDA graph may read it while the engine changes its
@@ -24,16 +32,18 @@ def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor, page
     """
     _triton.require(table.device)
     fits = table.dim() == 2 and table.stride(1) == 1 and kv_indptr.numel() == rows.numel() + 1
-    if not (fits and out.is_contiguous()):
-        shapes = (tuple(x.shape) for x in (table, rows, kv_indptr))
-        raise ValueError("table {}, rows {} and kv_indptr {}".format(*shapes))
+    dense = rows.is_contiguous() and lengths.is_contiguous() and out.is_contiguous()
+    if not (fits and dense and lengths.shape == rows.shape):
+        shapes = (tuple(x.shape) for x in (table, rows, lengths, kv_indptr))
+        raise ValueError("table {}, rows {}, lengths {} and kv_indptr {}".format(*shapes))
     if not rows.numel():
         return
     from oscar_kernels.slots_kernel import _pack_slots_kernel
 
     _pack_slots_kernel[(rows.numel(), PROGRAMS)](
-        table, rows, kv_indptr, out, table.stride(0), PAGE=page, BLOCK=BLOCK, num_warps=4
-    )
+        table, rows, lengths, kv_indptr, out, table.stride(0), *(step or (None,) * 4),
+        LEAST=0 if step is None else 1, PAGE=page, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
 
 
 class DraftCommit:

@@ -9,16 +9,31 @@ import triton.language as tl
 
 
 @triton.jit(
-    do_not_specialize=["stride_row"], do_not_specialize_on_alignment=["rows_ptr", "indptr_ptr"]
+    do_not_specialize=["stride_row"],
+    do_not_specialize_on_alignment=["rows_ptr", "lengths_ptr", "indptr_ptr", "new_ptr"],
 )
 def _pack_slots_kernel(
-    table_ptr, rows_ptr, indptr_ptr, out_ptr, stride_row, PAGE: tl.constexpr, BLOCK: tl.constexpr
-):
+    table_ptr, rows_ptr, lengths_ptr, indptr_ptr, out_ptr, stride_row,
+    new_ptr, own_slots_ptr, own_lengths_ptr, positions_ptr,
+    LEAST: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program (b, p) copies every `num_programs(1)`-th block of the row of request b."""
     b = tl.program_id(0)
     row = tl.load(rows_ptr + b).to(tl.int64)
-    start = tl.load(indptr_ptr + b).to(tl.int64)
-    length = tl.load(indptr_ptr + b + 1).to(tl.int64) - start
+    length = tl.maximum(tl.load(lengths_ptr + b), LEAST).to(tl.int64)
+    start = tl.zeros([], tl.int64)
+    for first in range(0, b, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        lengths = tl.maximum(tl.load(lengths_ptr + at, mask=at < b, other=0), LEAST)
+        start += tl.sum(tl.where(at < b, lengths, 0).to(tl.int64))
+    if tl.program_id(1) == 0:
+        if b == 0:
+            tl.store(indptr_ptr, 0)
+        tl.store(indptr_ptr + b + 1, start + length)
+        if new_ptr is not None:
+            tl.store(own_slots_ptr + b, tl.maximum(tl.load(new_ptr + b), 0))
+            tl.store(own_lengths_ptr + b, length)
+            tl.store(positions_ptr + b, length - 1)
     for first in range(tl.program_id(1) * BLOCK, length, tl.num_programs(1) * BLOCK):
         at = first + tl.arange(0, BLOCK)
         slots = tl.load(table_ptr + row * stride_row + at // PAGE, mask=at < length, other=0)

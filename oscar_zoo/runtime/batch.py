@@ -21,10 +21,11 @@ from oscar_kernels.cache import BatchView, Drafts, TokenTargets, WindowState
 from oscar_kernels.slots import accepted_nodes
 from oscar_zoo.runtime.engine import StepInput
 
-Pack: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
+Pack: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """Copies the slots of the requests in rows `[B]`, in order of position, from an engine's table to a
 list: those of request `b` to `out[kv_indptr[b] : kv_indptr[b + 1]]`. Nothing is read on the host.
-The arguments are the rows, `kv_indptr` and `out`."""
+The arguments are the rows, the lengths of the requests `[B]`, and `kv_indptr` and `out`, which are
+written."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,8 @@ class BatchTables:
 
     def fill(self, pack: Pack, rows: Tensor, seq_lens: Tensor) -> None:
         number = rows.numel()
-        torch.cumsum(seq_lens, 0, dtype=torch.int32, out=self.kv_indptr[1 : number + 1])
         torch.sub(seq_lens, 1, out=self.positions[:number])
-        pack(rows, self.kv_indptr[: number + 1], self.kv_indices)
+        pack(rows, seq_lens, self.kv_indptr[: number + 1], self.kv_indices)
 
 
 def decode_batch(
@@ -121,7 +121,7 @@ def extend_batch(
     sums = torch.nn.functional.pad(on_host.cumsum(1, dtype=torch.int32), (1, 0))
     both, indptr = (moved(x, device) for x in (torch.cat([on_host, sums[:, :-1]]), sums))
     kv_indices = torch.empty(max(1, sum(prefix_lens)), dtype=torch.int32, device=device)
-    pack(rows, indptr[0], kv_indices)
+    pack(rows, both[0], indptr[0], kv_indices)
     total = sum(extend_lens)
     request = torch.repeat_interleave(both[1].long(), output_size=total)
     positions = torch.arange(total, dtype=torch.int32, device=device) + (both[0] - both[3])[request]
@@ -196,17 +196,15 @@ class VerifyTables:
         if count > self._most:
             raise ValueError(f"{count} drafts of a request; the ring has room for {self._most}")
         lengths, total = step.seq_lens, number * count
-        ends = self._ends[:total].view(number, count)
-        ends.copy_((lengths + count)[:, None].expand(-1, count))
+        ends = lengths + count
+        self._ends[:total].view(number, count).copy_(ends[:, None].expand(-1, count))
         torch.add(
             lengths[:, None], self._steps[:count], out=self._positions[:total].view(number, count)
         )
         self._rows[:total].view(number, count).copy_(step.rows[:, None].expand(-1, count))
         if drafts.mask is not None:
             self._mask[:total].copy_(drafts.mask)
-        indptr = self._tables.kv_indptr[: number + 1]
-        torch.cumsum(ends[:, 0], 0, dtype=torch.int32, out=indptr[1:])
-        pack(step.rows, indptr, self._tables.kv_indices)
+        pack(step.rows, ends, self._tables.kv_indptr[: number + 1], self._tables.kv_indices)
         self._last = step
 
     def batch(self, step: StepInput) -> Batch:

@@ -79,11 +79,9 @@ class Int2Cache:
                 cache, config.num_q_heads, config.max_batch, drafts, SHORT
             )
         )
-        self._tables = BatchTables(config.max_batch, config.max_tokens, config.device)
+        self.tables = BatchTables(config.max_batch, config.max_tokens, config.device)
         self._verify = (
-            VerifyTables(self._tables, self._state, config.max_batch, drafts)
-            if drafts > 1
-            else None
+            VerifyTables(self.tables, self._state, config.max_batch, drafts) if drafts > 1 else None
         )
         self._commit = ops.make_commit(self.caches) if self._verify else None
 
@@ -111,18 +109,18 @@ class Int2Cache:
             self._begin_extend(step)
             return
         self.refill(step)
-        if step.kind == "verify":
-            self.batch = self._drafts().batch(step)
-        else:
-            self.batch = decode_batch(
-                self._tables, step.rows, step.seq_lens, step.out_loc, self._state
-            )
+        verify = step.kind == "verify"
+        self.batch = self._drafts().batch(step) if verify else self.decode_batch(step)
+
+    def decode_batch(self, step: StepInput) -> Batch:
+        """Views of the tables, which are filled in front of every step."""
+        return decode_batch(self.tables, step.rows, step.seq_lens, step.out_loc, self._state)
 
     def refill(self, step: StepInput) -> None:
         if step.kind == "verify":
             self._drafts().fill(self._pack, step)
         else:
-            self._tables.fill(self._pack, step.rows, step.seq_lens)
+            self.tables.fill(self._pack, step.rows, step.seq_lens)
 
     def commit(self, target: Tensor, source: Tensor) -> None:
         """Make accepted drafts of the last verify step the next tokens of their requests: the draft

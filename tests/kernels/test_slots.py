@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from oscar_kernels import reference
 from oscar_kernels import slots as launcher
+from oscar_kernels.cache import NewTokens
 from oscar_kernels.slots import BLOCK
 from oscar_kernels.spec import QuantSpec
 
@@ -24,22 +25,39 @@ LENGTHS = [35, 9, 6, 20]
 ACCEPTED = [[0, 2, 3, -1, -1], [0, 1, 2, 3, 4], [0, 1, 4, -1, -1], [-1] * COUNT]
 
 
+@pytest.mark.parametrize("page", [1, 16, 48])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("lengths", [[1], [5, 0, 3], [BLOCK, 2 * BLOCK + 1, 1, 7]])
-def test_rows_are_packed_in_order(lengths: list[int], dtype: torch.dtype) -> None:
-    table = torch.randint(0, 1 << 30, (6, max(lengths) + 3), dtype=dtype, device=DEVICE)
+def test_rows_are_packed_in_order(lengths: list[int], dtype: torch.dtype, page: int) -> None:
+    table = torch.randint(0, 1 << 20, (6, max(lengths) + 3), dtype=dtype, device=DEVICE)
     rows = torch.tensor([5, 0, 3, 1][: len(lengths)], device=DEVICE)
-    kv_indptr = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
-    pairs = zip(rows.tolist(), lengths, strict=True)
-    expected = torch.cat([table[row, :n].int() for row, n in pairs])
+    pairs = zip(rows.tolist(), map(torch.arange, lengths), strict=True)
+    want = torch.cat([table[row].cpu()[at // page] * page + at % page for row, at in pairs])
     for module in (launcher, reference):
         out = torch.full((sum(lengths) + 4,), -1, dtype=torch.int32, device=DEVICE)
-        module.pack_slots(table, rows, kv_indptr, out)
-        assert out.tolist() == [*expected.tolist(), -1, -1, -1, -1], module.__name__
+        ends = torch.full((len(lengths) + 1,), -1, dtype=torch.int32, device=DEVICE)
+        module.pack_slots(table, rows, torch.tensor(lengths, device=DEVICE), ends, out, page)
+        assert out.tolist() == [*want.tolist(), -1, -1, -1, -1], module.__name__
+        assert ends.tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()], module.__name__
+
+
+def test_new_tokens_of_a_decode_step() -> None:
+    """The third request is padding."""
+    table = torch.arange(40, dtype=torch.int32, device=DEVICE).view(4, 10)
+    rows, lengths = (torch.tensor(x, device=DEVICE) for x in ([0, 1, 2], [70, 1, 0]))
+    for module in (launcher, reference):
+        out = torch.zeros(80, dtype=torch.int32, device=DEVICE)
+        kv_indptr = torch.zeros(4, dtype=torch.int32, device=DEVICE)
+        own = [torch.full((3,), 7, device=DEVICE) for _ in range(3)]
+        step = NewTokens(torch.tensor([75, 90, -1], device=DEVICE), *own)
+        module.pack_slots(table, rows, lengths.int(), kv_indptr, out, 9, step)
+        assert kv_indptr.tolist() == [0, 70, 71, 72], module.__name__
+        assert [one.tolist() for one in own] == [[75, 90, 0], [70, 1, 1], [69, 0, 0]]
+        assert out[69:73].tolist() == [69, 90, 180, 0]
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    tensors = [torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (4, 2, 2, 4)]
+    tensors = [torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (4, 2, 2, 2, 4)]
     for module in (launcher, reference):
         with pytest.raises(ValueError, match="kv_indptr"):
             module.pack_slots(*tensors)

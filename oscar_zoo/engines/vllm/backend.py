@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import KVCacheLayout, KVQuantMode
 from oscar_zoo.engines.vllm import compat, worker
 from oscar_zoo.engines.vllm.register import DTYPE, NAME
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.runtime.batch import Batch
+from oscar_zoo.runtime.batch import Batch, moved
 from oscar_zoo.runtime.engine import StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache
 
@@ -108,6 +108,7 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         self._worker = worker.start(vllm_config)
         self._worker.forget_pages()
         self._page = kv_cache_spec.block_size
+        self._decoding: Indices = np.zeros(0, np.int64)  # requests of the last step, if all did
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Int2Metadata:
         """Of dummies, which have one token each and none before it."""
@@ -129,58 +130,46 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
     def _parts(self, common: Any, captured: bool) -> list[Part]:
         """Row `i + 1` is that of request `i` in the runner's table."""
         state, number = self._worker, len(common.req_idx)
+        same = common.max_query_len == 1 and np.array_equal(common.req_idx, self._decoding)
+        if same and not state.windows.fresh:  # as most steps are
+            return [self._decode(common, self._decoding + 1, slice(0, common.num_reqs))]
         bounds = common.query_start_loc_cpu[: number + 1].numpy()
         rows, new = common.req_idx.astype(np.int64) + 1, np.diff(bounds)
         prefixes = common.seq_lens_cpu_upper_bound[:number].numpy() - new
         # A token that comes alone counts itself in the window, also the last one of a prompt.
         alone = (new == 1) & ((prefixes > 0) | captured)
         decoding, chunks = alone.nonzero()[0], (~alone).nonzero()[0]
+        self._decoding = rows[: 0 if captured or len(chunks) else number] - 1
         for i in decoding if state.windows.fresh else ():
             if int(rows[i]) in state.windows.fresh:
                 state.cache.start_requests((int(rows[i]),), (int(prefixes[i]),), (1,))
-        parts = []
-        if len(decoding):
-            padding = 0 if len(chunks) else common.num_reqs - number
-            parts.append(self._decode(common, decoding, rows[decoding], padding))
-        if len(chunks):
-            own, all_tokens = _at(chunks), np.arange(bounds[-1])
-            tokens = _at(all_tokens[np.repeat(~alone, new)])
-            slots, first = common.slot_mapping[tokens], common.query_start_loc[:-1][own].long()
-            state.step(common.block_table_tensor[own], self._page).begin(
-                StepInput(
-                    "extend",
-                    state.moved(rows[chunks]).masked_fill(common.slot_mapping[first] < 0, 0),
-                    tuple(rows[chunks].tolist()),
-                    common.seq_lens[own],
-                    slots.clamp(min=0),
-                    tuple(prefixes[chunks].tolist()),
-                    tuple(new[chunks].tolist()),
-                )
+        if not len(chunks):
+            return [self._decode(common, rows, slice(0, common.num_reqs))]
+        parts = [self._decode(common, rows[decoding], _at(decoding))] if len(decoding) else []
+        own, all_tokens = _at(chunks), np.arange(bounds[-1])
+        tokens = _at(all_tokens[np.repeat(~alone, new)])
+        state.step(common.block_table_tensor[own], self._page).begin(
+            StepInput(
+                "extend",
+                moved(torch.from_numpy(rows[chunks]), common.seq_lens.device),
+                tuple(rows[chunks].tolist()),
+                common.seq_lens[own],
+                common.slot_mapping[tokens].clamp(min=0),
+                tuple(prefixes[chunks].tolist()),
+                tuple(new[chunks].tolist()),
             )
-            parts.append(Part(tokens, state.batch))
-        return parts
+        )
+        return [*parts, Part(tokens, state.batch)]
 
-    def _decode(self, common: Any, own: Indices, rows: Indices, padding: int) -> Part:
-        """Requests with one new token each, whose tokens come first. A graph has `padding` more of
-        them. It reads buffers that stay where they are."""
-        state, whole = self._worker, len(own) + padding
-        tokens = slice(0, whole) if padding else _at(own)
+    def _decode(self, common: Any, rows: Indices, tokens: slice | Tensor) -> Part:
+        """Requests with one new token each. A graph may have more of them at the end, which is
+        padding: its row is 0 and its slot too, which nobody reads. Dummy runs name rows that have
+        no owner yet, because all of them come in front of the first request."""
         slots = common.slot_mapping[tokens]
-        known = state.steps.get(whole)
-        step = known[0] if known else state.decode_step(whole)
-        # Tokens without a slot are padding, or those of a dummy run, which names real requests:
-        # they get row 0 and slot 0, which nobody reads.
-        whole_rows = np.concatenate([rows, np.zeros(padding, np.int64)]) if padding else rows
-        torch.mul(state.moved(whole_rows), slots >= 0, out=step.rows)
-        torch.clamp(slots, min=0, out=step.out_loc)
-        step.seq_lens.copy_(common.seq_lens[tokens].clamp(min=1))
-        cache = state.step(common.block_table_tensor[tokens], self._page)
-        if known:
-            cache.refill(step)
-            return Part(tokens, known[1])
-        cache.begin(step)
-        state.steps[whole] = step, state.batch
-        return Part(tokens, state.batch)
+        if len(slots) > len(rows):
+            rows = np.concatenate([rows, np.zeros(len(slots) - len(rows), np.int64)])
+        told = slots, common.seq_lens[tokens], common.block_table_tensor[tokens]
+        return Part(tokens, self._worker.decode(rows, *told, self._page))
 
 
 def _at(places: Indices) -> slice | Tensor:

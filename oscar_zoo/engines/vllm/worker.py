@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oscar_kernels.cache import NewTokens
 from oscar_kernels.spec import QuantSpec, group_channels, row_bytes
 from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
@@ -146,9 +147,8 @@ class Worker:
         self._pages: tuple[Tensor, int] | None = None
         # What a CUDA graph of decode steps reads: rows, slots and lengths of their requests.
         self._fixed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
-        self.steps: dict[int, tuple[StepInput, Batch]] = {}
-        """Decode steps over these, by their number of requests."""
-        self._moved = np.zeros(0, np.int64), self._fixed[0][:0]
+        self._steps: dict[int, Batch] = {}  # decode steps over these, by their number of requests
+        self._rows = np.zeros(0, np.int64)
         self.built: tuple[Any, Any] | None = None
         """What vLLM asks for in front of a step, and what it was given."""
         self._nothing = SlotStore(SlotShape(self._specs, 1, heads), device)
@@ -170,16 +170,26 @@ class Worker:
         self._pages = self.built = None
         self.cache.use(self._nothing)
 
-    def decode_step(self, number: int) -> StepInput:
-        """Of so many requests; its tensors are to be filled."""
-        rows, slots, lengths = (fixed[:number] for fixed in self._fixed)
-        return StepInput("decode", rows, (), lengths, slots)
-
-    def moved(self, rows: np.ndarray[Any, Any]) -> Tensor:
-        """These on the device. Most steps have those of the step before."""
-        if not np.array_equal(rows, self._moved[0]):
-            self._moved = rows, moved(torch.from_numpy(rows), self._fixed[0].device)
-        return self._moved[1]
+    def decode(
+        self, rows: np.ndarray[Any, Any], slots: Tensor, lengths: Tensor, pages: Tensor, size: int
+    ) -> Batch:
+        """A step in which these requests, `[B]`, have one new token each. One kernel launch tells
+        the device of it, if the rows are those of the step before, as they nearly always are."""
+        number = len(rows)
+        if not np.array_equal(rows, self._rows):
+            self._rows, fixed = rows, self._fixed[0]
+            fixed[:number].copy_(moved(torch.from_numpy(rows), fixed.device))
+        tables = self.step(pages, size).tables
+        batch = self._steps.get(number)
+        if batch is None:
+            own, out_loc, ends = (fixed[:number] for fixed in self._fixed)
+            batch = self.cache.decode_batch(StepInput("decode", own, (), ends, out_loc))
+            self._steps[number] = batch
+        new, view = batch.targets, batch.view
+        step = NewTokens(slots, new.out_loc, new.ends, new.positions)
+        order = self._order[:number]
+        self._ops.pack(pages, order, lengths, view.kv_indptr, tables.kv_indices, size, step)
+        return batch
 
     def step(self, pages: Tensor, size: int) -> Int2Cache:
         """The cache, for requests whose pages of `size` tokens are `[B, most pages]`."""
@@ -201,10 +211,10 @@ class Worker:
         assert self.cache.batch is not None
         return self.cache.batch
 
-    def _pack(self, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+    def _pack(self, rows: Tensor, lengths: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
         assert self._pages is not None
         pages, size = self._pages  # in the order of the step
-        self._ops.pack(pages, self._order[: len(rows)], kv_indptr, out, page=size)
+        self._ops.pack(pages, self._order[: len(rows)], lengths, kv_indptr, out, page=size)
 
 
 def _bytes_of(pages: Tensor) -> Tensor:
