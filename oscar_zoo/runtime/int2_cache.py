@@ -106,7 +106,7 @@ class Int2Cache:
     def begin(self, step: StepInput) -> None:
         if step.kind == "extend":
             self.start_requests(step.request_rows, step.prefix_lens, step.extend_lens)
-            self._begin_extend(step)
+            self.begin_extend(step)
             return
         self.refill(step)
         verify = step.kind == "verify"
@@ -186,7 +186,7 @@ class Int2Cache:
         scratch = sum(buffer.nbytes for buffer in (*self._pieces, *workspaces))
         return {"scratch": scratch + table_bytes(self.windows.shape, self.config.max_tokens)}
 
-    def _begin_extend(self, step: StepInput) -> None:
+    def begin_extend(self, step: StepInput) -> None:
         self.batch = extend_batch(
             self._pack,
             step.rows,
@@ -392,7 +392,7 @@ def warm_up(cache: Int2Cache) -> None:
         rows = torch.zeros(requests, dtype=torch.int64, device=device)
         out_loc = torch.zeros(requests * new, dtype=torch.int64, device=device)
         each = (prefix,) * requests, (new,) * requests
-        cache._begin_extend(StepInput("extend", rows, (), rows, out_loc, *each))
+        cache.begin_extend(StepInput("extend", rows, (), rows, out_loc, *each))
         for layer_id in first.values():
             zeros = (
                 torch.zeros(requests * new, width, dtype=shape.dtype, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -170,7 +171,9 @@ class ServeParams:
 
     @property
     def of_sglang(self) -> tuple[str, ...]:
-        return self.flags if self.engine == "sglang" else ()
+        """What SGLang reads of the flags; vLLM has one of its names for the same."""
+        shared = re.findall(r"--tensor-parallel-size[= ]\S+", " ".join(self.flags))
+        return self.flags if self.engine == "sglang" else tuple(" ".join(shared).split())
 
     def arguments(self, **changes: Any) -> list[str]:
         """The arguments behind `oscar-zoo` that mean the same, with `changes` of fields; `json`

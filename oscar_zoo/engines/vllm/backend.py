@@ -131,7 +131,7 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         """Row `i + 1` is that of request `i` in the runner's table."""
         state, number = self._worker, len(common.req_idx)
         same = common.max_query_len == 1 and np.array_equal(common.req_idx, self._decoding)
-        if same and not state.windows.fresh:  # as most steps are
+        if same:  # as most steps are
             return [self._decode(common, self._decoding + 1, slice(0, common.num_reqs))]
         bounds = common.query_start_loc_cpu[: number + 1].numpy()
         rows, new = common.req_idx.astype(np.int64) + 1, np.diff(bounds)
@@ -140,19 +140,16 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         alone = (new == 1) & ((prefixes > 0) | captured)
         decoding, chunks = alone.nonzero()[0], (~alone).nonzero()[0]
         self._decoding = rows[: 0 if captured or len(chunks) else number] - 1
-        for i in decoding if state.windows.fresh else ():
-            if int(rows[i]) in state.windows.fresh:
-                state.cache.start_requests((int(rows[i]),), (int(prefixes[i]),), (1,))
         if not len(chunks):
             return [self._decode(common, rows, slice(0, common.num_reqs))]
         parts = [self._decode(common, rows[decoding], _at(decoding))] if len(decoding) else []
         own, all_tokens = _at(chunks), np.arange(bounds[-1])
         tokens = _at(all_tokens[np.repeat(~alone, new)])
-        state.step(common.block_table_tensor[own], self._page).begin(
+        state.step(common.block_table_tensor[own], self._page).begin_extend(
             StepInput(
                 "extend",
                 moved(torch.from_numpy(rows[chunks]), common.seq_lens.device),
-                tuple(rows[chunks].tolist()),
+                (),
                 common.seq_lens[own],
                 common.slot_mapping[tokens].clamp(min=0),
                 tuple(prefixes[chunks].tolist()),

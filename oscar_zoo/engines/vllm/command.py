@@ -30,13 +30,13 @@ ALLOWED = frozenset(
     " --enable-auto-tool-choice --tool-call-parser --reasoning-parser --skip-tokenizer-init"
     " --default-chat-template-kwargs --limit-mm-per-prompt --language-model-only"
     " --disable-log-stats --uvicorn-log-level --disable-uvicorn-access-log"
-    " --enable-prompt-tokens-details --enable-server-load-tracking".split()
+    " --enable-prompt-tokens-details --enable-server-load-tracking --tensor-parallel-size".split()
 )
 """Flags of vLLM that go behind `--`. Others import code by name, unpickle what a request holds,
 open a second way in, or have not been looked at."""
 INSTEAD = dict.fromkeys(
-    "--tensor-parallel-size -tp --tp --tp-size --pipeline-parallel-size -pp -dp"
-    " --data-parallel-size --speculative-config --enable-lora --kv-transfer-config".split(),
+    "--pipeline-parallel-size -pp -dp --data-parallel-size --speculative-config --enable-lora"
+    " --kv-transfer-config".split(),
     NOT_BUILT,
 ) | {
     "--host": "use --expose and --require-key in front of --",
@@ -45,6 +45,8 @@ INSTEAD = dict.fromkeys(
     "--revision": "put it in front of --",
     "--kv-cache-dtype": "serve sets it",
     "--distributed-executor-backend": "serve sets it",
+    "--tp": "write --tensor-parallel-size",
+    "-tp": "write --tensor-parallel-size",
     "--context-length": "vLLM calls it --max-model-len",
     "--mem-fraction-static": "vLLM calls it --gpu-memory-utilization",
     "--max-running-requests": "vLLM calls it --max-num-seqs",
@@ -55,6 +57,7 @@ FORMATS = ("safetensors", "dummy")
 REQUESTS = "--max-num-seqs"
 """Of its own vLLM prepares for up to 1,024 requests at a time, each of which has windows here."""
 FORMAT = "--load-format"
+PARALLEL = "--tensor-parallel-size"
 PROGRAM = ("-m", "vllm.entrypoints.cli.main")
 FRONT = OPTIONS["front"]
 IN_FRONT = "oscar_zoo.engines.vllm.front.InFront"
@@ -90,8 +93,6 @@ class CommandOfVllm:
             raise UsageError(f"{flag} is not allowed after --: {why}.", suggestions=near)
         if given.get(FORMAT, "dummy") not in FORMATS:
             raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")
-        if chosen.tensor_parallel > 1:
-            raise UsageError(f"{chosen.tensor_parallel} GPUs for one model: {NOT_BUILT}.")
         config, geometry = prepared.config, prepared.geometry
         if config and geometry and kept_by_others(config.get_text_config(), geometry):
             raise UnsupportedModel(
@@ -100,7 +101,7 @@ class CommandOfVllm:
             )
         asked = given.get(REQUESTS)
         if asked is None:
-            sizes = chosen.device, chosen.gpu, 1, prepared.flags.sizes()
+            sizes = chosen.device, chosen.gpu, chosen.tensor_parallel, prepared.flags.sizes()
             asked = str(prepared.demand(*sizes).usual_requests if geometry else UNKNOWN)
         if not asked.isdecimal() or int(asked) < 1:
             raise UsageError(f"{REQUESTS} {asked!r} is no number of requests.")
@@ -147,7 +148,8 @@ class CommandOfVllm:
         options = self.options
         flags = {
             "--kv-cache-dtype": DTYPE,
-            "--distributed-executor-backend": "uni",
+            "--distributed-executor-backend": "uni" if options.tensor_parallel == 1 else "mp",
+            PARALLEL: str(options.tensor_parallel),
             "--host": options.host,
             "--port": str(options.port),
             "--served-model-name": options.served_name,
@@ -160,12 +162,13 @@ class CommandOfVllm:
         return ("serve", options.model, *words, *ours, *self.words)
 
     def _gpu(self, planned: LaunchPlan) -> dict[str, str]:
-        """vLLM takes the first GPU that it sees."""
-        number, name = self.options.gpu, "CUDA_VISIBLE_DEVICES"
-        if not number:
+        """vLLM takes the first GPUs that it sees."""
+        first, name = self.options.gpu, "CUDA_VISIBLE_DEVICES"
+        if not first:
             return {}
-        seen = planned.env.get(name, "").split(",")
-        return {name: seen[number] if number < len(seen) else str(number)}
+        own = range(first, first + self.options.tensor_parallel)
+        seen = [one for one in planned.env.get(name, "").split(",") if one]
+        return {name: ",".join(seen[first : own.stop] or map(str, own))}
 
     @staticmethod
     def _settings(planned: LaunchPlan) -> dict[str, str]:

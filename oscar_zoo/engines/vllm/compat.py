@@ -48,17 +48,35 @@ def platform_choice() -> tuple[Any, str]:
     return type(current_platform), "get_attn_backend_cls"
 
 
-def hook_points() -> dict[str, tuple[Any, str]]:
-    """Where the other hooks go, by what they are for: the owner of a function, and its name."""
-    from vllm.model_executor.layers.attention import Attention
+def scheduler_choice() -> tuple[Any, str]:
+    """The function that gives the class of the scheduler."""
+    from vllm.config import SchedulerConfig
+
+    return SchedulerConfig, "get_scheduler_cls"
+
+
+def prefix_cache() -> tuple[Any, str]:
+    """The function that looks up what the cache has of a prompt."""
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    return KVCacheManager, "get_computed_blocks"
+
+
+def tensor_rank() -> int:
+    """Of this worker, among those that share the heads."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
+
+
+def hook_points() -> dict[str, tuple[Any, str]]:
+    """Where hooks of a worker go, by what they are for: the owner of a function, and its name."""
+    from vllm.model_executor.layers.attention import Attention
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     return {
         "spec": (Attention, "get_kv_cache_spec"),
-        "hits": (KVCacheManager, "get_computed_blocks"),
         "added": (GPUModelRunner, "add_requests"),
-        "removed": (GPUModelRunner, "_remove_request"),
     }
 
 
@@ -87,18 +105,6 @@ def layer_number(name: str) -> int:
 def context(vllm_config: Any) -> Any:
     """What a model's own layers are listed in; no two models share one."""
     return vllm_config.compilation_config.static_forward_context
-
-
-def has_byte_pages(kv_cache_config: Any) -> bool:
-    """Whether pages are rows of bytes, as ours are."""
-    import torch
-    from vllm.v1.kv_cache_interface import iter_layer_specs
-
-    groups = kv_cache_config.kv_cache_groups
-    specs = [one for group in groups for one in iter_layer_specs(group.kv_cache_spec)]
-    return all(
-        getattr(one, "dtype", None) is torch.uint8 and one.num_head_slots == 1 for one in specs
-    )
 
 
 def attention_layers(vllm_config: Any) -> dict[str, Any]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 from oscar_zoo.engines.sglang.sizing import UNKNOWN
 from oscar_zoo.engines.vllm import compat, worker
+from oscar_zoo.engines.vllm.account import Account, prompt_key
 from oscar_zoo.engines.vllm.register import BACKEND, DTYPE
-from oscar_zoo.runtime.sink_blocks import NOBODY, PromptKey
 
 
 def install() -> None:
-    """One hook; the others come with the first model whose cache is ours, because they import much
-    that a process without a model has no use for."""
+    """Two hooks; the others come with the first scheduler, and with the first model whose cache is
+    ours, because they import much that a process without these has no use for."""
     compat.replaced(*compat.platform_choice(), _choice)
+    compat.replaced(*compat.scheduler_choice(), _scheduler)
     arguments = compat.engine_arguments()
     if arguments is not None:  # this process reads a command line
         compat.replaced(arguments, "create_engine_config", _requests)
@@ -44,7 +44,7 @@ def _choice(stock: Any) -> Any:
         if attn_selector_config.kv_cache_dtype != DTYPE:
             return str(stock(cls, selected_backend, attn_selector_config, *rest, **named))
         worker.model = compat.config().model_config.model
-        hooks = {"spec": _spec, "hits": _hits, "added": _added, "removed": _removed}
+        hooks = {"spec": _spec, "added": _added}
         for what, (owner, name) in compat.hook_points().items():
             compat.replaced(owner, name, hooks[what])
         return BACKEND
@@ -68,15 +68,47 @@ def _spec(stock: Any) -> Any:
     return get
 
 
+def _scheduler(stock: Any) -> Any:
+    """The process of the scheduler is the one that asks for its class."""
+
+    @functools.wraps(stock)
+    def get(self: Any) -> Any:
+        found = stock(self)
+        compat.replaced(found, "schedule", _scheduled)
+        compat.replaced(*compat.prefix_cache(), _hits)
+        return found
+
+    return get
+
+
+def _scheduled(stock: Any) -> Any:
+    """The scheduler's own account of sinks."""
+
+    @functools.wraps(stock)
+    def schedule(self: Any, *given: Any, **named: Any) -> Any:
+        if self.vllm_config.cache_config.cache_dtype != DTYPE:
+            return stock(self, *given, **named)
+        manager = self.kv_cache_manager
+        if not hasattr(manager, "of_oscar"):
+            worker.model = self.vllm_config.model_config.model
+            sinks = worker.sinks_of(self.vllm_config.scheduler_config.max_num_seqs + 1)
+            manager.of_oscar = Account(sinks, lambda starts: sinks.begin([*starts.items()]))
+        message = stock(self, *given, **named)
+        manager.of_oscar.follow(message)
+        return message
+
+    return schedule
+
+
 def _hits(stock: Any) -> Any:
     """A hit leaves the recent window to prefill, and needs the first tokens in 16 bits."""
 
     @functools.wraps(stock)
     def get(self: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
-        if worker.running is None or not compat.has_byte_pages(self.kv_cache_config):
+        account: Account | None = getattr(self, "of_oscar", None)
+        if account is None:
             return stock(self, request, max_cache_hit_length)
-        sinks = worker.running.windows.sinks
-        ids = request.all_token_ids
+        sinks, ids = account.sinks, request.all_token_ids
         key = prompt_key(ids, request.lora_request, request.mm_features, sinks.width)
         size = self.block_pool.hash_block_size
         most = max(0, request.num_tokens - sinks.reprefill_tail(key, size))
@@ -87,40 +119,13 @@ def _hits(stock: Any) -> Any:
 
 
 def _added(stock: Any) -> Any:
-    """Rows of requests that are new in this step, which take no ring and no sinks over."""
+    """A worker's account of windows and sinks; requests have rows by now."""
 
     @functools.wraps(stock)
     def add(self: Any, scheduler_output: Any) -> None:
         stock(self, scheduler_output)
-        new, state = scheduler_output.scheduled_new_reqs, worker.of(self.vllm_config)
-        if state is None or not new:
-            return
-        windows = state.windows
-        rows = [self.req_states.req_id_to_index[one.req_id] + 1 for one in new]
-        windows.hand_out(rows)
-        windows.sinks.admit(rows, [_prompt_of(one, windows.sinks.width) for one in new])
+        state, indices = worker.of(self.vllm_config), self.req_states.req_id_to_index
+        if state is not None:
+            state.account.follow(scheduler_output, lambda name: int(indices[name]) + 1)
 
     return add
-
-
-def _removed(stock: Any) -> Any:
-    """A request that has ended, or starts again later, gives its sinks back."""
-
-    @functools.wraps(stock)
-    def remove(self: Any, req_id: str) -> bool:
-        index, state = self.req_states.req_id_to_index.get(req_id), worker.of(self.vllm_config)
-        if state is not None and index is not None:
-            state.windows.sinks.release(index + 1, NOBODY)
-        return bool(stock(self, req_id))
-
-    return remove
-
-
-def _prompt_of(new: Any, width: int) -> PromptKey:
-    return prompt_key(new.prefill_token_ids, new.lora_request, new.mm_features, width)
-
-
-def prompt_key(ids: Sequence[int], lora: Any, pictures: Any, width: int) -> PromptKey:
-    """What the first tokens of a request depend on: those of an image are not known by ids."""
-    scope = None if pictures else (None if lora is None else lora.lora_name,)
-    return PromptKey(scope, tuple(ids[:width]), len(ids))

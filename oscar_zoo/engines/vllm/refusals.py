@@ -19,15 +19,12 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
     """Refuse settings of vLLM (`VllmConfig`), of the model's attention layers, and of ours."""
     parallel = config.parallel_config
     wishes = {
-        "tensor or pipeline parallelism": parallel.world_size > 1,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1,
         "speculative decoding": config.speculative_config is not None,
         "a KV connector": config.kv_transfer_config is not None,
         "LoRA": config.lora_config is not None,
-        "a process for the worker (--distributed-executor-backend)": (
-            parallel.distributed_executor_backend not in (None, "uni")
-        ),
         "the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0)": not config.use_v2_model_runner,
     }
     for name, asked in wishes.items():

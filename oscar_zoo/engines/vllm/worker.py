@@ -22,13 +22,13 @@ from oscar_kernels.spec import QuantSpec, group_channels, row_bytes
 from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.vllm import compat, refusals
+from oscar_zoo.engines.vllm.account import Account
 from oscar_zoo.engines.vllm.prefill import LARGEST_HEAD, FlashPrefill
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.batch import Batch, moved
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
 from oscar_zoo.runtime.int2_cache import SHORT, Int2Cache, piece_tokens
-from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 model = ""
 """The name or folder of the last one with our dtype."""
 running: Worker | None = None
-"""Of the last model with our dtype in this process, which has the scheduler too."""
+"""Of the last model with our dtype in this process."""
 
 
 def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
@@ -78,6 +78,13 @@ def specs_of(head_dim: int, index: int) -> tuple[QuantSpec, QuantSpec]:
     return k, v
 
 
+def sinks_of(rows: int) -> SinkBlocks:
+    """For so many rows of requests, the padding row included."""
+    chosen = served()[0]
+    idle = 0 if chosen.sink == 0 else chosen.idle_sinks or rows - 1
+    return SinkBlocks(chosen.sink, rows + idle, chosen.refilled or None)
+
+
 def token_bytes(head_dim: int, num_kv_heads: int, index: int) -> int:
     """Of one token in one layer."""
     return num_kv_heads * sum(map(row_bytes, specs_of(head_dim, index)))
@@ -106,9 +113,11 @@ class Worker:
         numbers = tuple(map(compat.layer_number, layers))
         first = next(iter(layers.values())).impl
         heads, dim = first.num_kv_heads, first.head_size
-        artifact.check_geometry(layer_ids=numbers, num_kv_heads=heads, head_dim=dim, v_head_dim=dim)
-        device = torch.device(vllm_config.device_config.device)
         model, rows = vllm_config.model_config, vllm_config.scheduler_config.max_num_seqs + 1
+        whole, ranks = model.get_total_num_kv_heads(), vllm_config.parallel_config.world_size
+        artifact.check_geometry(layer_ids=numbers, num_kv_heads=whole, head_dim=dim, v_head_dim=dim)
+        own = compat.tensor_rank() * whole // ranks  # the first head; ranks may share one
+        device, sinks = torch.device(vllm_config.device_config.device), sinks_of(rows)
         shape = WindowShape(
             num_layers=len(layers),
             num_rows=rows,
@@ -118,13 +127,13 @@ class Worker:
             sink=chosen.sink,
             recent=chosen.recent,
             dtype=model.dtype,
-            idle=0 if chosen.sink == 0 else chosen.idle_sinks or rows - 1,
+            idle=sinks.num_blocks - rows,
         )
         refusals.check_windows(shape, device)
-        sinks = SinkBlocks(shape.sink, shape.num_blocks, chosen.refilled or None)
-        self.windows = WindowStore(shape, device, sinks, KeptRings(chosen.refilled, 1))
+        self.windows = WindowStore(shape, device, sinks)
+        self.account = Account(sinks, self.windows.begin)
         table = TransformTable.build(
-            artifact.k, artifact.v, numbers, kv_heads=range(heads), device=device
+            artifact.k, artifact.v, numbers, kv_heads=range(own, own + heads), device=device
         )
         softmax = Softmax(first.scale, first.logits_soft_cap or 0.0)
         if softmax.cap and table.centred:

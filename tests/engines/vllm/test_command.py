@@ -22,6 +22,8 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     assert {"--kv-cache-dtype=oscar_int2", "--host=127.0.0.1"} <= {*facts["argv"]}
     elsewhere = ("--print", "--device", "cuda")
     assert "--max-num-seqs=64" in cli.json(0, *line, *elsewhere)["argv"]
+    two = cli.json(0, *line, *own, "--", "--tensor-parallel-size", "2")["argv"]
+    assert "--distributed-executor-backend=mp" in two and two[-1] == "2"
     chosen = settings.read_settings(facts["env"])
     assert (chosen.k_clip, chosen.v_clip) == ((0.5,), (0.25,))
     assert served_artifact.load(chosen.source, chosen.expected_digest).where == str(folder)

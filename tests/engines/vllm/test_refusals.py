@@ -17,10 +17,9 @@ LAYER = SimpleNamespace(impl=SimpleNamespace(num_kv_heads=2, head_size=64, scale
 
 def config(**changes: Any) -> Any:
     parallel = {
-        "world_size": 1,
+        "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
         "decode_context_parallel_size": 1,
-        "distributed_executor_backend": "uni",
     }
     own = {name: changes.pop(name, value) for name, value in parallel.items()}
     usual: dict[str, Any] = {
@@ -39,10 +38,9 @@ def test_what_works_is_not_refused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"world_size": 2},
+        {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"decode_context_parallel_size": 2},
-        {"distributed_executor_backend": "mp"},
         {"speculative_config": object()},
         {"kv_transfer_config": object()},
         {"lora_config": object()},

@@ -9,7 +9,7 @@ A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, `new` to
 whether this process had such a model `before`. On a CPU it also says whether decode steps read what
 the first one of as many requests was given, as a CUDA graph does.
 The last line of the output is JSON: tokens and cached tokens of each prompt, what the runner did,
-the counts of sink blocks and the rows of windows.
+the counts of sink blocks and how many there are.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ if CPU:
         "VLLM_TARGET_DEVICE": "cpu",
         "CUDA_VISIBLE_DEVICES": "",  # else vLLM looks for a driver of Triton
         "TRITON_INTERPRET": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
 
 
@@ -91,20 +92,24 @@ def stand_in() -> Any:
 KEPT = stand_in() if CPU else None  # also in processes that vLLM starts
 
 
-def watched(events: list[Any]) -> None:
+def watched(events: list[Any], accounts: dict[str, Any]) -> None:
     """Note which requests get rows, and how many of their tokens each step computes."""
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as Runner
+    from oscar_zoo.engines.vllm.account import Account
 
-    stock = Runner.add_requests
+    stock = Account.follow
 
-    def add(self: Any, scheduled: Any) -> None:
-        stock(self, scheduled)
+    def follow(self: Any, scheduled: Any, row_of: Any = None) -> None:
+        stock(self, scheduled, row_of)
+        if row_of is not None:  # a worker, which may be in another process
+            accounts["worker"] = self
+            return
+        accounts["scheduler"] = self
         for new in scheduled.scheduled_new_reqs:
             events.append(["add", new.req_id.partition("-")[0], new.num_computed_tokens])
         for name, number in scheduled.num_scheduled_tokens.items():
             events.append(["step", name.partition("-")[0], number])
 
-    Runner.add_requests = add
+    Account.follow = follow
 
 
 def frozen() -> None:
@@ -132,13 +137,11 @@ def frozen() -> None:
 
 
 def main() -> None:
-    job, events = json.load(sys.stdin), list[Any]()
+    job, events, accounts = json.load(sys.stdin), list[Any](), dict[str, Any]()
     from vllm import LLM, SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    from oscar_zoo.engines.vllm import worker  # vLLM finds our plugin by itself
-
-    watched(events)
+    watched(events, accounts)
     own = {"dtype": "float32", "enforce_eager": True} if CPU else {"dtype": "bfloat16"}
     for last in (False, True)[1 - job["before"] :]:
         model = LLM(seed=0, **own, **job["options"])
@@ -155,9 +158,9 @@ def main() -> None:
         for one in model.generate(asked, rule, use_tqdm=False):
             new = list(one.outputs[0].token_ids)
             rounds.append([one.request_id.partition("-")[0], new, one.num_cached_tokens])
-    assert worker.running is not None
-    windows = worker.running.windows
-    told = {"sinks": windows.sinks.counts(), "rows": windows.shape.num_rows}
+    sinks = accounts["scheduler"].sinks
+    assert accounts.get("worker", accounts["scheduler"]).sinks.counts() == sinks.counts()
+    told = {"sinks": sinks.counts(), "blocks": sinks.num_blocks}
     print(json.dumps({"requests": rounds, "events": events} | told))
 
 
