@@ -138,12 +138,14 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
         other = begin("serve --engine vllm", steps.in_vllm, alone, on=beside or check)
+        also = begin("vLLM, trained model", steps.real_in_vllm, trained, other, on=beside or check)
         if measured is None:
-            before = (kernels, plain, alone, other, in_process, *served)
+            before = (kernels, plain, alone, also, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)
         computed = (chosen, pulled, experts, hybrid, windowed, mixed, real, in_process)
         results = [
-            one.result() for one in (*computed, kernels, plain, alone, other, *served, measured)
+            one.result()
+            for one in (*computed, kernels, plain, alone, other, *served, also, measured)
         ]
         compiled.result()
     return results

@@ -165,7 +165,8 @@ def serve(check: Check) -> str:
     )
 
 
-SERVER_EVAL = ("--engine", "sglang", "--windows", "3", "--answers", "12")
+SIZES = ("--windows", "3", "--answers", "12")
+SERVER_EVAL = ("--engine", "sglang", *SIZES)
 MINIMUM_REUSE = 320
 """Tokens of a second turn that come from the prefix cache: more than the sink and recent windows
 hold."""
@@ -375,12 +376,21 @@ def in_vllm(check: Check) -> str:
         again = server.complete(prompt + first.text + "\nQuestion: What is it?\nAnswer: ", 8)
         if key not in first.text or again.cached < MINIMUM_REUSE:
             raise CheckFailed(f"asked for {key}: {first.text!r}; then {again.cached} were reused")
-        asked = ("--engine", "vllm", "--windows", "3", "--answers", "12", "--url", server.url)
-        facts = own.zoo("eval", NAME, "--model", str(EXAMPLE), *asked)
+        facts = own.zoo("eval", *line, *SIZES, "--url", server.url)
     return (
         f"{tests}; server ready after {server.ready['seconds']:.0f} s; second turn reused"
         f" {again.cached} of {again.prompt}; {server_figures(facts)}"
     )
+
+
+def real_in_vllm(check: Check) -> str:
+    """`eval --engine vllm --url` of the trained model."""
+    own = check.with_vllm
+    if not (check.work / f"{REAL}-rotation").exists():
+        raise NotTried("there is no rotation of the trained model")
+    line = (f"./{REAL}-rotation", "--model", f"./{REAL}", "--engine", "vllm")
+    with Server(own, *line, engine_flags=OF_VLLM) as server:
+        return server_figures(own.zoo("eval", *line, *SIZES, "--url", server.url))
 
 
 OF_VLLM = ("--gpu-memory-utilization=0.1", "--kv-cache-memory-bytes=2000000000")
