@@ -32,8 +32,9 @@ CHILD = Path(__file__).with_name("vllm_child.py")
 FOUND = VLLM.exists() or importlib.util.find_spec("vllm") is not None
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOUND, reason="vLLM is not installed")]
 on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-NEARLY = 0.1
-"""By so much in log-probability another token may lead the one that a GPU took."""
+NEARLY = 0.2
+"""By so much in log-probability another token may lead the one that a GPU took: more than one step
+of bfloat16 between two logits of 16 to 32, 0.125."""
 NEW, PAGE, CHUNK = 8, 32, 512
 OPTIONS = {
     "model": MODEL,
