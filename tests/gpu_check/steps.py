@@ -253,9 +253,13 @@ REAL = "real"
 
 def serve_real(check: Check) -> str:
     """`eval ./FOLDER --engine sglang` of the trained model."""
+    _need_real(check)
+    return server_figures(check.zoo(*_eval(REAL), *check.engine))
+
+
+def _need_real(check: Check) -> None:
     if not (check.work / f"{REAL}-rotation").exists():
         raise NotTried("there is no rotation of the trained model")
-    return server_figures(check.zoo(*_eval(REAL), *check.engine))
 
 
 def serve_ngrams(check: Check) -> str:
@@ -386,8 +390,7 @@ def in_vllm(check: Check) -> str:
 def real_in_vllm(check: Check) -> str:
     """`eval --engine vllm --url` of the trained model."""
     own = check.with_vllm
-    if not (check.work / f"{REAL}-rotation").exists():
-        raise NotTried("there is no rotation of the trained model")
+    _need_real(check)
     line = (f"./{REAL}-rotation", "--model", f"./{REAL}", "--engine", "vllm")
     with Server(own, *line, engine_flags=OF_VLLM) as server:
         return server_figures(own.zoo("eval", *line, *SIZES, "--url", server.url))
