@@ -109,11 +109,12 @@ class Int2Cache:
             self.begin_extend(step)
             return
         self.refill(step)
-        verify = step.kind == "verify"
-        self.batch = self._drafts().batch(step) if verify else self.decode_batch(step)
+        self.batch = self.batch_of(step)
 
-    def decode_batch(self, step: StepInput) -> Batch:
-        """Views of the tables, which are filled in front of every step."""
+    def batch_of(self, step: StepInput) -> Batch:
+        """Views of the tables, which `refill` fills, for a decode or verify step."""
+        if step.kind == "verify":
+            return self._drafts().batch(step)
         return decode_batch(self.tables, step.rows, step.seq_lens, step.out_loc, self._state)
 
     def refill(self, step: StepInput) -> None:

@@ -101,13 +101,17 @@ class Int2Metadata(AttentionMetadata):  # type: ignore[misc]
 
 
 class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
-    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        drafts = vllm_config.num_speculative_tokens > 0
+        kinds = AttentionCGSupport
+        return kinds.UNIFORM_BATCH if drafts else kinds.UNIFORM_SINGLE_TOKEN_DECODE
 
     def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._worker = worker.start(vllm_config)
         self._worker.forget_pages()
-        self._page = kv_cache_spec.block_size
+        self._page, self._most = kv_cache_spec.block_size, 1 + vllm_config.num_speculative_tokens
         self._decoding: Indices = np.zeros(0, np.int64)  # requests of the last step, if all did
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Int2Metadata:
@@ -130,21 +134,24 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
     def _parts(self, common: Any, captured: bool) -> list[Part]:
         """Row `i + 1` is that of request `i` in the runner's table."""
         state, number = self._worker, len(common.req_idx)
-        same = common.max_query_len == 1 and np.array_equal(common.req_idx, self._decoding)
-        if same:  # as most steps are
-            return [self._decode(common, self._decoding + 1, slice(0, common.num_reqs))]
         bounds = common.query_start_loc_cpu[: number + 1].numpy()
+        if bounds[-1] == number * self._most and np.array_equal(common.req_idx, self._decoding):
+            return [self._decode(common, self._decoding + 1, None)]  # as most steps are
         rows, new = common.req_idx.astype(np.int64) + 1, np.diff(bounds)
         prefixes = common.seq_lens_cpu_upper_bound[:number].numpy() - new
         # A token that comes alone counts itself in the window, also the last one of a prompt.
         alone = (new == 1) & ((prefixes > 0) | captured)
-        decoding, chunks = alone.nonzero()[0], (~alone).nonzero()[0]
-        self._decoding = rows[: 0 if captured or len(chunks) else number] - 1
+        drafts = ~common.is_prefilling[:number].numpy() & (new > 1) & (new <= self._most)
+        alike = alone if self._most == 1 else drafts & (new == self._most)
+        self._decoding = rows[: number if alike.all() and not captured else 0] - 1
+        if alike.all():
+            return [self._decode(common, rows, None)]
+        kinds = [alone, *(drafts & (new == count) for count in np.unique(new[drafts]))]
+        parts = [self._decode(common, rows, kind) for kind in kinds if kind.any()]
+        chunks = (~alone & ~drafts).nonzero()[0]
         if not len(chunks):
-            return [self._decode(common, rows, slice(0, common.num_reqs))]
-        parts = [self._decode(common, rows[decoding], _at(decoding))] if len(decoding) else []
-        own, all_tokens = _at(chunks), np.arange(bounds[-1])
-        tokens = _at(all_tokens[np.repeat(~alone, new)])
+            return parts
+        own, tokens = _at(chunks), _tokens(common, chunks)
         state.step(common.block_table_tensor[own], self._page).begin_extend(
             StepInput(
                 "extend",
@@ -158,15 +165,24 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         )
         return [*parts, Part(tokens, state.batch)]
 
-    def _decode(self, common: Any, rows: Indices, tokens: slice | Tensor) -> Part:
-        """Requests with one new token each. A graph may have more of them at the end, which is
-        padding: its row is 0 and its slot too, which nobody reads. Dummy runs name rows that have
-        no owner yet, because all of them come in front of the first request."""
-        slots = common.slot_mapping[tokens]
-        if len(slots) > len(rows):
-            rows = np.concatenate([rows, np.zeros(len(slots) - len(rows), np.int64)])
-        told = slots, common.seq_lens[tokens], common.block_table_tensor[tokens]
+    def _decode(self, common: Any, rows: Indices, among: Any) -> Part:
+        """Requests with as many new tokens each: those `among` the rows, or all. A graph may have
+        more of them at the end, which is padding: its row is 0 and its slot too, which nobody
+        reads. Dummy runs name rows that have no owner yet, because all of them come in front of the
+        first request."""
+        if among is None:
+            own, tokens = (slice(0, common.num_reqs * n) for n in (1, common.max_query_len))
+            rows = np.concatenate([rows, np.zeros(common.num_reqs - len(rows), np.int64)])
+        else:
+            places = among.nonzero()[0]
+            own, tokens, rows = _at(places), _tokens(common, places), rows[places]
+        told = common.slot_mapping[tokens], common.seq_lens[own], common.block_table_tensor[own]
         return Part(tokens, self._worker.decode(rows, *told, self._page))
+
+
+def _tokens(common: Any, requests: Indices) -> slice | Tensor:
+    bounds = common.query_start_loc_cpu.numpy()
+    return _at(np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in requests]))
 
 
 def _at(places: Indices) -> slice | Tensor:

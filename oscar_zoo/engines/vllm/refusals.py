@@ -22,7 +22,9 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1,
-        "speculative decoding": config.speculative_config is not None,
+        "speculative decoding with a draft model": (
+            config.speculative_config is not None and not config.speculative_config.use_ngram()
+        ),
         "a KV connector": config.kv_transfer_config is not None,
         "LoRA": config.lora_config is not None,
         "the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0)": not config.use_v2_model_runner,

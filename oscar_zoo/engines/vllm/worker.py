@@ -11,13 +11,13 @@ import functools
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import NewTokens
+from oscar_kernels.cache import Drafts, NewTokens
 from oscar_kernels.spec import QuantSpec, group_channels, row_bytes
 from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
@@ -128,6 +128,7 @@ class Worker:
             recent=chosen.recent,
             dtype=model.dtype,
             idle=sinks.num_blocks - rows,
+            drafts=1 + vllm_config.num_speculative_tokens,
         )
         refusals.check_windows(shape, device)
         self.windows = WindowStore(shape, device, sinks)
@@ -155,8 +156,10 @@ class Worker:
         self._specs = tuple(specs_of(dim, index) for index in range(len(layers)))
         self._pages: tuple[Tensor, int] | None = None
         # What a CUDA graph of decode steps reads: rows, slots and lengths of their requests.
-        self._fixed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
-        self._steps: dict[int, Batch] = {}  # decode steps over these, by their number of requests
+        sizes = rows, rows * shape.drafts, rows
+        self._fixed = [torch.zeros(size, dtype=torch.int64, device=device) for size in sizes]
+        # Steps over these, by their number of requests and of tokens of each.
+        self._steps: dict[tuple[int, int], tuple[StepInput, Batch]] = {}
         self._rows = np.zeros(0, np.int64)
         self.built: tuple[Any, Any] | None = None
         """What vLLM asks for in front of a step, and what it was given."""
@@ -182,22 +185,30 @@ class Worker:
     def decode(
         self, rows: np.ndarray[Any, Any], slots: Tensor, lengths: Tensor, pages: Tensor, size: int
     ) -> Batch:
-        """A step in which these requests, `[B]`, have one new token each. One kernel launch tells
-        the device of it, if the rows are those of the step before, as they nearly always are."""
-        number = len(rows)
+        """A step in which these requests, `[B]`, have as many new tokens each: one, and perhaps
+        drafts. Without drafts one kernel launch tells the device of it, if the rows are those of
+        the step before, as they nearly always are."""
+        number, count = len(rows), len(slots) // max(1, len(rows))
         if not np.array_equal(rows, self._rows):
             self._rows, fixed = rows, self._fixed[0]
             fixed[:number].copy_(moved(torch.from_numpy(rows), fixed.device))
-        tables = self.step(pages, size).tables
-        batch = self._steps.get(number)
-        if batch is None:
-            own, out_loc, ends = (fixed[:number] for fixed in self._fixed)
-            batch = self.cache.decode_batch(StepInput("decode", own, (), ends, out_loc))
-            self._steps[number] = batch
-        new, view = batch.targets, batch.view
-        step = NewTokens(slots, new.out_loc, new.ends, new.positions)
+        cache, known = self.step(pages, size), self._steps.get((number, count))
+        if known is None:
+            (own, out_loc, ends), tokens = self._fixed, len(slots)
+            drafts = Drafts(count) if count > 1 else None
+            kind: Literal["decode", "verify"] = "verify" if drafts else "decode"
+            step = StepInput(kind, own[:number], (), ends[:number], out_loc[:tokens], drafts=drafts)
+            known = self._steps[number, count] = step, cache.batch_of(step)
+        step, batch = known
+        if count > 1:
+            torch.clamp(slots, min=0, out=step.out_loc)
+            step.seq_lens.copy_((lengths - count).clamp(min=0))
+            cache.refill(step)
+            return batch
+        new, view, tables = batch.targets, batch.view, cache.tables
+        told = NewTokens(slots, new.out_loc, new.ends, new.positions)
         order = self._order[:number]
-        self._ops.pack(pages, order, lengths, view.kv_indptr, tables.kv_indices, size, step)
+        self._ops.pack(pages, order, lengths, view.kv_indptr, tables.kv_indices, size, told)
         return batch
 
     def step(self, pages: Tensor, size: int) -> Int2Cache:

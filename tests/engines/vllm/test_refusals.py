@@ -41,7 +41,7 @@ def test_what_works_is_not_refused() -> None:
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"decode_context_parallel_size": 2},
-        {"speculative_config": object()},
+        {"speculative_config": SimpleNamespace(use_ngram=lambda: False)},
         {"kv_transfer_config": object()},
         {"lora_config": object()},
         {"use_v2_model_runner": False},

@@ -234,3 +234,17 @@ def test_a_request_starts_again(model: LoadedModel, folder: Path, ids: list[int]
     added = [name for what, name, _ in found["events"] if what == "add"]
     assert len(added) > len(set(added))
     check(model, folder, found, prompts)
+
+
+@on_both
+def test_drafts(models: dict[str, LoadedModel], folder: Path, ids: list[int], device: str) -> None:
+    """Guessed tokens are checked in one step, with the answers of steps of one token."""
+    prompts = [(ids[:60] * 9)[:500], ids[:77], ids[3000:3400]]
+    ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2}
+    how: dict[str, Any] = {"device": device, "frozen": True, "new": 24}
+    plain = served(folder, [prompts], **how)
+    found = served(folder, [prompts], speculative_config=ngrams, **how)
+    check(models[device], folder, plain, prompts)
+    check(models[device], folder, found | {"events": plain["events"]}, prompts)
+    steps = [number for what, _, number in found["events"] if what == "step" and number <= 4]
+    assert 4 in steps and len(steps) < len(prompts) * 24

@@ -127,7 +127,7 @@ def frozen() -> None:
 
     def build(self: Any, *given: Any, **named: Any) -> Any:
         made = stock(self, *given, **named)
-        if [part.batch.kind for part in made.parts] != ["decode"]:
+        if [part.batch.kind for part in made.parts] not in (["decode"], ["verify"]):
             return made
         found = first.setdefault(made.parts[0].batch.num_tokens, made)
         assert places(found) == places(made)
