@@ -341,8 +341,6 @@ def recipe_of_bits(needs: Needs, bits: float | Literal["auto"] | None) -> Servin
             "--bits auto is what compute measures, so fit-gpu does not know it.",
             hint="give a number of bits",
         )
-    if bits == 2:
-        return recipe.with_widths(None)
     sides = 2 * len(geometry.attention_layers)
 
     def raised(number: int) -> ServingRecipe:
@@ -351,8 +349,8 @@ def recipe_of_bits(needs: Needs, bits: float | Literal["auto"] | None) -> Servin
     def cost(number: int) -> float:
         return stored_bits(geometry, raised(number))
 
-    if bits == 4:
-        return raised(sides)
+    if bits in (2, 4):
+        return raised(0 if bits == 2 else sides)
     low, high = cost(0), cost(sides)
     if not low <= bits <= high:
         raise UsageError(

@@ -23,7 +23,8 @@ from oscar_zoo.registry.params import (
 from oscar_zoo.verb import Arg, Opt, parameters_of
 
 PORT = 30000
-ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
+Engine = Literal["sglang", "vllm"]
+ENGINES: dict[Engine, str] = {"sglang": "SGLang", "vllm": "vLLM"}
 ON_A_TERMINAL = 100
 """Lines of a log that people get to see, unless they ask for another number."""
 Hubs = Annotated[tuple[str, ...], ASKED_HUBS]
@@ -128,7 +129,7 @@ class ServeParams:
         ),
     ] = None
     engine: Annotated[
-        Literal["sglang", "vllm"],
+        Engine,
         Opt("What serves it; flags behind -- are its own.", shown=True),
     ] = "sglang"
     timeout: Annotated[

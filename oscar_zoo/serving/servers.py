@@ -38,8 +38,7 @@ class EndedServer(End):
 
     @classmethod
     def of(cls, record: ServerRecord) -> EndedServer:
-        names = ("port", "artifact", "since", "log")
-        known = {name: getattr(record, name) for name in names}
+        known = {name: getattr(record, name) for name in ("port", "artifact", "since", "log")}
         return cls(**vars(record.end), **known, model_id=record.model)
 
 

@@ -57,7 +57,11 @@ REQUESTS = "--max-num-seqs"
 FORMAT = "--load-format"
 PROGRAM = ("-m", "vllm.entrypoints.cli.main")
 FRONT = OPTIONS["front"]
-IN_FRONT = "oscar_zoo.engines.vllm.front.InFront"
+OURS = (
+    "--middleware=oscar_zoo.engines.vllm.front.InFront",
+    "--worker-extension-cls=oscar_zoo.engines.vllm.metrics.Extension",
+)
+"""What stands in front of vLLM, and what tells of its worker."""
 WARNING = "vLLM started from a shell has no front: it asks for no key, and every route is open."
 VARIABLES = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -118,7 +122,7 @@ class CommandOfVllm:
         cache = {"VLLM_CACHE_ROOT": kept["TRITON_CACHE_DIR"].removesuffix("triton") + "vllm"}
         env = kept | VARIABLES | cache | self._gpu(planned) | self._settings(planned)
         program = children.python(*PROGRAM)
-        argv = (*program, *self._argv("--enable-prompt-tokens-details", f"--middleware={IN_FRONT}"))
+        argv = (*program, *self._argv("--enable-prompt-tokens-details", *OURS))
         return replace(planned, argv=argv, env=env, engine="vLLM")
 
     def facts(self, client: ServerClient) -> dict[str, Any]:

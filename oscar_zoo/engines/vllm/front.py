@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from oscar_zoo.engines import setting_flags, settings
-from oscar_zoo.engines.setting_flags import one_or_text
+from oscar_zoo.engines.metrics import recipe_of
 from oscar_zoo.engines.sglang.front import access, fields
 from oscar_zoo.engines.sglang.front.access import FrontSettings, Routes
 from oscar_zoo.engines.sglang.front.messages import Connections, Receive, Send
 from oscar_zoo.engines.sglang.front.middleware import Front
+from oscar_zoo.engines.vllm.metrics import PATHS, Metrics
 
 
 class InFront:
@@ -25,14 +26,25 @@ class InFront:
             "vllm": importlib.metadata.version("vllm"),
             "needs_key": chosen.key is not None,
         }
-        routes, self._state = Routes.of(access.VLLM), cast(Any, None)
-        self._front = Front(app, chosen, routes, facts, also=fields.OF_VLLM, live=self._cache)
+        self._app, self._state = app, cast(Any, None)
+        self._metrics: Metrics | None = None
+        routes = Routes.of(access.VLLM)
+        self._front = Front(
+            self._measured, chosen, routes, facts, also=fields.OF_VLLM, live=self._cache
+        )
         Connections().bound_all()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if "app" in scope:
             self._state = scope["app"].state
         await self._front(scope, receive, send)
+
+    async def _measured(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """vLLM's application, behind the front."""
+        if scope.get("path") in PATHS:
+            self._metrics = self._metrics or Metrics(self._state)
+            await self._metrics.refresh()
+        await self._app(scope, receive, send)
 
     def _cache(self) -> dict[str, Any]:
         """`cache`, the other fields of `ServerFacts`."""
@@ -49,13 +61,7 @@ class InFront:
             "tp": 1,
             "capacity": cache.block_size * pages,
             "longest_input": longest,
-            "recipe": {
-                "sink": chosen.sink,
-                "recent": chosen.recent,
-                "bits": str(chosen.bits),
-                "k_clip": one_or_text(chosen.k_clip),
-                "v_clip": one_or_text(chosen.v_clip),
-            },
+            "recipe": recipe_of(chosen),
         }
         return {"cache": told}
 

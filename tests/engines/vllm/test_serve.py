@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ import pytest
 from cli_output import Cli
 
 import oscar_zoo
+from oscar_zoo.engines.metrics import METRICS, PREFIX
 from oscar_zoo.engines.sglang.launch.plan import free_port
 from oscar_zoo.engines.vllm import command
 from oscar_zoo.errors import ServerFailed
@@ -58,6 +60,14 @@ def ask(url: str, body: dict[str, Any] | None = None, **headers: str) -> tuple[i
         return error.code, json.load(error)
 
 
+def scraped(url: str) -> dict[str, float]:
+    """Our metrics, by their names without the prefix."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        page = answer.read().decode()
+    found = re.findall(rf"^{PREFIX}(\w+)\{{.*\}} (\S+)$", page, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
 def test_a_server_of_vllm(cli: Cli, folder: Path) -> None:
     port, asked = free_port(), ("eval", folder, "--model", MODEL, "--engine", "vllm")
     cli.refused(2, *asked)
@@ -78,10 +88,15 @@ def test_a_server_of_vllm(cli: Cli, folder: Path) -> None:
             assert ask(f"http://127.0.0.1:{port}/{closed}", {}, **key)[0] == 404
         assert ask(f"{facts.url}/models", None, Host="rebound.example")[0] == 403
         (shown,) = servers.ps().servers
-        assert (shown.port, shown.state) == (port, "ready")
+        assert (shown.port, shown.state, shown.engine) == (port, "ready", "vllm")
         line = (*asked, "--url", facts.url.removesuffix("/v1"), "--length", "1920")
         (row,) = cli.json(0, *line, "--windows", "1", "--answers", "3")["servers"]
         assert row["engine"] == "vLLM 0.33.0" and row["violations"] == []
+        told = scraped(f"http://127.0.0.1:{port}/metrics")
+        assert told["capacity_tokens"] == facts.capacity and told["used_ring_rows"] == 0
+        assert told["capacity_ring_rows"] == 3 and told["bits_per_element"] == facts.bits
+        assert told["sink_hits_total"] > 0 == told["sink_misses_total"]
+        assert told.keys() - {name for name in told if name.endswith("_created")} <= {*METRICS}
         perplexity = row["perplexity"]
         assert abs(perplexity["server"] / perplexity["reference"] - 1) < 1e-5
     assert not servers.ps().servers

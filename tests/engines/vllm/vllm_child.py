@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 MODE = sys.argv[1]
-CPU = MODE != "cuda"
+CPU, ROOT = MODE != "cuda", Path(__file__).resolve().parents[3]
 os.environ |= {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on a CPU also: no process for the worker alone
@@ -31,8 +31,11 @@ os.environ |= {
 if MODE != "serve":
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 if CPU:
-    os.environ["PYTHONPATH"] = str(Path(sys.prefix) / "vllm")
-    sys.path.insert(0, os.environ["PYTHONPATH"])
+    places = Path(sys.prefix) / "vllm", ROOT, ROOT / "kernels"
+    path = os.pathsep.join(map(str, places))
+    if os.environ.get("PYTHONPATH") != path:  # the code of this checkout, wherever it is installed
+        os.environ["PYTHONPATH"] = path
+        os.execv(sys.executable, [sys.executable, "-P", *sys.argv])
     os.environ |= {
         "VLLM_TARGET_DEVICE": "cpu",
         "CUDA_VISIBLE_DEVICES": "",  # else vLLM looks for a driver of Triton

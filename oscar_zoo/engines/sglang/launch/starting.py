@@ -207,7 +207,7 @@ def _healthy(
 ) -> Iterator[tuple[server.Server, str]]:
     """The child of a plan once it is healthy, and where a client on this machine reaches it."""
     news.starting(log, planned.engine)
-    phases = PhaseReader(log, planned.engine)
+    phases = PhaseReader(log)
     with server.running(planned, log) as child:
         child.wait_until_healthy(timeout, lambda seconds: news.phase(phases.current(), seconds))
         yield child, plan.client_url(planned.url)
