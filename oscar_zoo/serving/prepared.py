@@ -21,6 +21,7 @@ from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang import refusals, sizing
+from oscar_zoo.engines.sglang.capacity import RULES
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.preflight import ServerDemand
 from oscar_zoo.engines.sglang.launch.user_flags import (
@@ -164,7 +165,8 @@ def prepare(
         parallel = size.tensor_parallel
         if parallel is None:
             elsewhere = params.print_only and params.device is not None
-            parallel = _usual_gpus(choice, gpu, all_here=elsewhere) if device == "cuda" else 1
+            several = device == "cuda" and RULES[params.engine].gpus > 1
+            parallel = _usual_gpus(choice, gpu, all_here=elsewhere) if several else 1
         prepared = Prepared(
             **vars(fitting) | {"recipe": fitting.recipe.override(clip=params.clip)},
             artifact=artifact,

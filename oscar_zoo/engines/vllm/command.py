@@ -94,14 +94,9 @@ class CommandOfVllm:
             raise UsageError(f"{flag} is not allowed after --: {why}.", suggestions=near)
         if given.get(FORMAT, "dummy") not in FORMATS:
             raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")
-        if chosen.tensor_parallel > 1:
-            raise UsageError(f"{chosen.tensor_parallel} GPUs for one model: {NOT_BUILT}.")
         config, geometry = prepared.config, prepared.geometry
-        if config and geometry and kept_by_others(config.get_text_config(), geometry):
-            raise UnsupportedModel(
-                f"{chosen.model} has layers without full attention: {NOT_BUILT}.",
-                hint="serve it with SGLang: leave out --engine",
-            )
+        kept = config and geometry and kept_by_others(config.get_text_config(), geometry)
+        check_built(chosen.model, chosen.tensor_parallel, others=bool(kept))
         asked = given.get(REQUESTS)
         if asked is None:
             sizes = chosen.device, chosen.gpu, 1, prepared.flags.sizes()
@@ -176,6 +171,17 @@ class CommandOfVllm:
         """Those of the plugin: vLLM's command line takes none, so they are variables."""
         given = dict(word.split("=", 1) for word in planned.argv if word.startswith("--oscar-"))
         return {one.variable: given[one.flag] for one in OPTIONS.values() if one.flag in given}
+
+
+def check_built(model: str, gpus: int, *, others: bool) -> None:
+    """Refuse a model for several GPUs, or one with `others` than layers with full attention."""
+    if gpus > 1:
+        raise UsageError(f"{gpus} GPUs for one model: {NOT_BUILT}.")
+    if others:
+        raise UnsupportedModel(
+            f"{model} has layers without full attention: {NOT_BUILT}.",
+            hint="serve it with SGLang: leave out --engine",
+        )
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
