@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from oscar_zoo.engines.setting_flags import one_or_text
-from oscar_zoo.engines.settings import PluginSettings
+from oscar_zoo.engines.settings import RecipeValues
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
 PREFIX = "oscar_int2_"
@@ -67,7 +67,7 @@ def sink_sources(sinks: SinkBlocks) -> dict[str, Source]:
     }
 
 
-def recipe_of(chosen: PluginSettings) -> dict[str, Any]:
+def recipe_of(chosen: RecipeValues) -> dict[str, Any]:
     """Windows, bits and clip ratios in force, as JSON values."""
     return {
         "sink": chosen.sink,

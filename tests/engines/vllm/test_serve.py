@@ -17,8 +17,11 @@ import oscar_zoo
 from oscar_zoo.engines.metrics import METRICS, PREFIX
 from oscar_zoo.engines.sglang.launch.plan import free_port
 from oscar_zoo.engines.vllm import command
+from oscar_zoo.engines.vllm.client import VllmClient
 from oscar_zoo.errors import ServerFailed
+from oscar_zoo.evaluate.benchmarks.answers import ask as ask_one
 from oscar_zoo.serving import servers
+from oscar_zoo.serving.records import client_of
 
 ROOT = Path(__file__).resolve().parents[3]
 VLLM, CHILD = Path(sys.prefix) / "vllm", Path(__file__).with_name("vllm_child.py")
@@ -92,6 +95,14 @@ def test_a_server_of_vllm(cli: Cli, folder: Path) -> None:
         line = (*asked, "--url", facts.url.removesuffix("/v1"), "--length", "1920")
         (row,) = cli.json(0, *line, "--windows", "1", "--answers", "3")["servers"]
         assert row["engine"] == "vLLM 0.33.0" and row["violations"] == []
+        line = (*asked, "--url", facts.url.removesuffix("/v1"), "--task", "sample", "--limit", "2")
+        report = cli.json(0, *line, "--max-new-tokens", "8", "--temperature", "0")
+        (score,) = report["tasks"][0]["scores"]
+        assert (score["n"], score["engine"]["name"]) == (2, "vllm")
+        client = VllmClient.instead_of(client_of(facts.url.removesuffix("/v1")), asked=True)
+        assert client is not None
+        scored = ask_one(client, {"context": "One two three", "continuation": " four five"})
+        assert scored.log_probability is not None and scored.log_probability < 0
         told = scraped(f"http://127.0.0.1:{port}/metrics")
         assert told["capacity_tokens"] == facts.capacity and told["used_ring_rows"] == 0
         assert told["capacity_ring_rows"] == 3 and told["bits_per_element"] == facts.bits
