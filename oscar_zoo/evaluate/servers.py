@@ -112,9 +112,8 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
         check_recipe(running, served.recipe)
         runs = [_ask(running, questions, observer, radix=True)]
     else:
-        runs, failures = ask_own_servers(
-            servers, served, questions, flags, params.timeout, observer
-        )
+        own = servers, served, questions, flags, params.timeout
+        runs, failures = ask_own_servers(*own, observer)
     rows: tuple[ServerRow, ...] = ()
     if runs:
         from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare

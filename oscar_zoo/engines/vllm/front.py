@@ -21,11 +21,8 @@ class InFront:
 
     def __init__(self, app: Any) -> None:
         chosen = FrontSettings.read(Path(os.environ[setting_flags.OPTIONS["front"].variable]))
-        facts = {
-            "front": chosen.id,
-            "vllm": importlib.metadata.version("vllm"),
-            "needs_key": chosen.key is not None,
-        }
+        version, needs_key = importlib.metadata.version("vllm"), chosen.key is not None
+        facts = {"front": chosen.id, "vllm": version, "needs_key": needs_key}
         self._app, self._state = app, cast(Any, None)
         self._metrics: Metrics | None = None
         routes = Routes.of(access.VLLM)
@@ -48,8 +45,9 @@ class InFront:
 
     def _cache(self) -> dict[str, Any]:
         """`cache`, the other fields of `ServerFacts`."""
-        config = self._state.vllm_config
-        cache, scheduler, chosen = config.cache_config, config.scheduler_config, read_settings()
+        config, own = self._state.vllm_config, settings.PREFIXES
+        cache, scheduler = config.cache_config, config.scheduler_config
+        chosen = settings.read_settings({k: v for k, v in os.environ.items() if k.startswith(own)})
         longest, pages = config.model_config.max_model_len, cache.num_gpu_blocks - 1
         told = {
             "cache_dtype": "int2",
@@ -64,9 +62,3 @@ class InFront:
             "recipe": recipe_of(chosen),
         }
         return {"cache": told}
-
-
-def read_settings() -> settings.PluginSettings:
-    """Those of the variables; what an artifact's recipe says is not looked up."""
-    mine = {name: text for name, text in os.environ.items() if name.startswith(settings.PREFIXES)}
-    return settings.read_settings(mine)

@@ -13,10 +13,8 @@ from oscar_zoo.runtime.memory_plan import bits_per_element
 from oscar_zoo.runtime.stores import SlotShape
 
 PATHS = ("/metrics", "/metrics/")
-METHOD = "oscar_told"
 LONGEST = 5.0
-"""Seconds that the worker may take, which answers between two steps. Else numbers stay as they are
-until the next time."""
+"""Seconds that the worker may take, which answers between two steps."""
 SHORTEST = 1.0
 """Seconds between two questions, since everybody may ask for metrics."""
 
@@ -24,9 +22,7 @@ SHORTEST = 1.0
 class Extension:
     """What `--worker-extension-cls` adds to vLLM's worker."""
 
-    model_runner: Any
-
-    def oscar_told(self) -> dict[str, Any]:
+    def oscar_told(self: Any) -> dict[str, Any]:
         """Labels of the artifact as `info`, and numbers by the names of `METRICS`."""
         from oscar_zoo.engines.vllm import worker
 
@@ -55,9 +51,8 @@ class Metrics:
     """Those of one server; `state` is that of its application."""
 
     def __init__(self, state: Any) -> None:
-        self._state, self._told = state, dict[str, Any]()
+        self._state, self._told, self._asked = state, dict[str, Any](), -SHORTEST
         self._exporter: Exporter | None = None
-        self._asked = float("-inf")
 
     async def refresh(self) -> None:
         """Ask the worker, unless it was asked just now; does nothing where it does not answer."""
@@ -65,26 +60,21 @@ class Metrics:
             return
         self._asked = time.monotonic()
         try:
-            asked = self._state.engine_client.collective_rpc(METHOD)
+            asked = self._state.engine_client.collective_rpc("oscar_told")
             (told,) = await asyncio.wait_for(asked, LONGEST)
         except Exception:  # whatever ends an engine: its own metrics are still answered
             return
-        self._told = told
-        if self._exporter is None:
-            self._exporter = self._made(told)
+        self._told |= told
+        self._exporter = self._exporter or self._made(told["info"])
         self._exporter.update()
 
-    def _made(self, told: dict[str, Any]) -> Exporter:
+    def _made(self, info: dict[str, Any]) -> Exporter:
         from prometheus_client import Counter, Gauge
 
         config = self._state.vllm_config
-        pages = config.cache_config.num_gpu_blocks - 1
-        capacity = pages * config.cache_config.block_size
+        pages, size = config.cache_config.num_gpu_blocks - 1, config.cache_config.block_size
+        self._told["capacity_tokens"] = pages * size
         labels = {"model_name": config.model_config.served_model_name, "engine": "0"}
-        names = told.keys() - {"info"}
-        sources: dict[str, Source] = {name: functools.partial(self._number, name) for name in names}
-        sources["capacity_tokens"] = lambda: capacity
-        return Exporter(labels, sources, told["info"], gauge=Gauge, counter=Counter)
-
-    def _number(self, name: str) -> float:
-        return float(self._told[name])
+        read, names = self._told.__getitem__, self._told.keys() - {"info"}
+        sources: dict[str, Source] = {one: functools.partial(read, one) for one in names}
+        return Exporter(labels, sources, info, gauge=Gauge, counter=Counter)

@@ -147,19 +147,19 @@ class _Servers:
         if params.fp8:
             self.caches.append("fp8")
         self.hardware: str | None = None
-        self.name = "sglang"
         if not self.urls:
             gpus, name = flags.sizes().tensor_parallel or 1, device_name(served.device, served.gpu)
-            self.engine, self.hardware = sglang_version(), f"{gpus} x {name}" if gpus > 1 else name
+            self.hardware = f"{gpus} x {name}" if gpus > 1 else name
+            self.engine = Harness(name="sglang", version=sglang_version())
             return
         found = [self._running(cache).facts() for cache in self.urls]
-        versions = {f"{one.engine} {one.version}": one for one in found}
+        versions = {f"{one.engine} {one.version}" for one in found}
         if len(versions) > 1:
             raise UsageError(
                 f"the servers run {' and '.join(sorted(versions))}.",
                 hint="compare servers of one release",
             )
-        self.name, self.engine = found[0].engine.lower(), found[0].version
+        self.engine = Harness(name=found[0].engine.lower(), version=found[0].version)
 
     def _running(self, cache: str) -> ServerClient:
         client = running_of(self.urls[cache], self._params, self._patience)
@@ -249,7 +249,7 @@ def _prepare(
         "artifact": served.artifact.digest,
         "recipe": served.recipe.model_dump(mode="json"),
         "harness": harness_version().version,
-        "engine": servers.engine,
+        "engine": servers.engine.version,
         "hardware": servers.hardware,
         "flags": servers.words,
         "urls": servers.urls,
@@ -349,7 +349,7 @@ def _result(one: Asked, answers: Answers, servers: _Servers) -> TaskResult:
     changed = artifact.recipe is not None and recipe != artifact.recipe
     shared = {
         "date": answers.day,
-        "engine": Harness(name=servers.name, version=servers.engine),
+        "engine": servers.engine,
         "hardware": servers.hardware,
         "model_revision": one.identity["model_revision"],
     }
