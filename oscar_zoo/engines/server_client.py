@@ -62,6 +62,9 @@ class Answer:
 class ServerClient:
     """Requests to one server; one answer may take `timeout` seconds."""
 
+    model_id = "default"
+    """What requests call the model; SGLang does not compare it."""
+
     def __init__(self, url: str, *, timeout: float = 600, key: str | None = None) -> None:
         parts = urlsplit(url)
         try:
@@ -101,7 +104,7 @@ class ServerClient:
                 recipe=dict(states[0].get(INT2, {}).get("recipe", {})),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._odd(f"its description lacks {error}") from None
+            raise self.odd(f"its description lacks {error}") from None
 
     def get(self, path: str) -> dict[str, Any]:
         return self._json("GET", path)
@@ -111,11 +114,11 @@ class ServerClient:
 
     def tokenize(self, text: str) -> list[int]:
         """The tokens of `text`, with the special tokens that a prompt here begins with."""
-        answer = self.post("/tokenize", {"model": "default", "prompt": text})
+        answer = self.post("/tokenize", {"model": self.model_id, "prompt": text})
         try:
             return [int(token) for token in answer["tokens"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise self._odd(f"its tokens lack {error}") from None
+            raise self.odd(f"its tokens lack {error}") from None
 
     def free_tokens(self) -> tuple[int, ...]:
         """Tokens that a new request could get, by data-parallel rank, those included that the
@@ -126,7 +129,7 @@ class ServerClient:
                 int(one["max_total_num_tokens"]) - int(one["num_used_tokens"]) for one in loads
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise self._odd(f"its load lacks {error}") from None
+            raise self.odd(f"its load lacks {error}") from None
 
     def flush(self) -> None:
         try:
@@ -159,9 +162,9 @@ class ServerClient:
             values, tokens = [float(value) for value, _ in found], [token for _, token in found]
             cached = int(meta["cached_tokens"])
         except (KeyError, TypeError, ValueError) as error:
-            raise self._odd(f"its log-probabilities lack {error}") from None
+            raise self.odd(f"its log-probabilities lack {error}") from None
         if tokens != list(ids[start + 1 :]) or not all(math.isfinite(value) for value in values):
-            raise self._odd(
+            raise self.odd(
                 f"{len(values)} log-probabilities for {len(ids) - start - 1} tokens, or not of"
                 " these"
             )
@@ -184,12 +187,12 @@ class ServerClient:
                 tuple(map(int, answer["output_ids"])), int(answer["meta_info"]["cached_tokens"])
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise self._odd(f"its answer lacks {error}") from None
+            raise self.odd(f"its answer lacks {error}") from None
 
     def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
         answer = self._json("POST", "/generate", body)
         if not isinstance(answer.get("meta_info"), dict):
-            raise self._odd("its answer has no meta_info")
+            raise self.odd("its answer has no meta_info")
         return answer
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -197,9 +200,9 @@ class ServerClient:
         try:
             answer = json.loads(data)
         except ValueError:
-            raise self._odd(f"{path} is not JSON") from None
+            raise self.odd(f"{path} is not JSON") from None
         if not isinstance(answer, dict):
-            raise self._odd(f"{path} is no JSON object")
+            raise self.odd(f"{path} is no JSON object")
         return answer
 
     def _read(self, method: str, path: str, body: bytes | None) -> bytes:
@@ -219,10 +222,10 @@ class ServerClient:
             said = " ".join(data[:400].decode("utf-8", "replace").split()).rstrip(".")
             raise ServerFailed(f"{self.url}{path} answered {response.status}: {said}.")
         if len(data) > MOST_BYTES:
-            raise self._odd(f"{path} answers more than {MOST_BYTES >> 20} MiB")
+            raise self.odd(f"{path} answers more than {MOST_BYTES >> 20} MiB")
         return data
 
-    def _odd(self, what: str) -> ServerFailed:
+    def odd(self, what: str) -> ServerFailed:
         return ServerFailed(
             f"{self.url} is not the server it should be: {what}.", hint="see its log"
         )

@@ -181,9 +181,8 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
         return report
     own = _values_in(subject.recipe)
     different = {name: str(value) for name, value in changes.items() if value != own[name]}
-    return replace(
-        report, record=_keep(params, subject.artifact, model, report, different, observer)
-    )
+    record = _keep(params, subject.artifact, model, report, different, observer)
+    return replace(report, record=record)
 
 
 def values_of(params: EvalParams) -> dict[str, tuple[Any, ...]]:

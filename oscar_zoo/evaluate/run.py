@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import truediv
 from typing import Any
 
 import torch
@@ -197,14 +198,14 @@ def compare(
             source=None if choice is None else choice.row.source,
             # BF16 has none by definition.
             divergence=0.0 if choice is None else divergence.value,
-            divergence_error=None if choice is None else standard_error(_mean, divergence),
+            divergence_error=None if choice is None else standard_error(truediv, divergence),
             perplexity=perplexity.value,
             perplexity_change=100 * change,
             perplexity_change_error=None if error is None else 100 * error,
             digits=shares[0].value,
-            digits_error=standard_error(_mean, shares[0]),
+            digits_error=standard_error(truediv, shares[0]),
             answers=shares[1].value,
-            answers_error=standard_error(_mean, shares[1]),
+            answers_error=standard_error(truediv, shares[1]),
             tokens_per_gb=int(8e9 / bits_of(cache, model.block, context)[1] / elements),
             **bit_facts(cache, model.block, length),
         )
@@ -222,10 +223,6 @@ def compare(
         rows=by_bits(rows),
         left_out=left_out,
     )
-
-
-def _mean(total: float, number: int) -> float:
-    return total / number
 
 
 def build_caches(

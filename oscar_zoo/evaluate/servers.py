@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.specs import ServingRecipe, read_clip
+from oscar_zoo.engines.metrics import recipe_of
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.served_artifact import recipe_values
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.engines.setting_flags import one_or_text
 from oscar_zoo.engines.sglang.launch.starting import (
     StartObserver,
     WantedServer,
@@ -101,8 +101,7 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
     """Ask the servers, then the model in this process, and compare their answers."""
     servers, flags = variants_of(params), UserFlags(params.engine_flags)
     check_flags(flags)
-    running = None if params.url is None else client_of(params.url, timeout=params.timeout)
-    running = VllmClient.instead_of(running, asked=params.engine == "vllm")
+    running = running_of(params.url, params)
     if running is None:
         require_serve()
     text = read_text(params.data or DATA, "validation")
@@ -113,9 +112,8 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
         check_recipe(running, served.recipe)
         runs = [_ask(running, questions, observer, radix=True)]
     else:
-        runs, failures = ask_own_servers(
-            servers, served, questions, flags, params.timeout, observer
-        )
+        own = servers, served, questions, flags, params.timeout
+        runs, failures = ask_own_servers(*own, observer)
     rows: tuple[ServerRow, ...] = ()
     if runs:
         from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
@@ -143,6 +141,12 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
         servers=rows,
         failures=tuple(failures),
     )
+
+
+def running_of(url: str | None, params: EvalParams, patience: float = 0) -> ServerClient | None:
+    """A client of the server at `url`, by the engine that it runs."""
+    client = None if url is None else client_of(url, timeout=patience or params.timeout)
+    return VllmClient.instead_of(client, asked=params.engine == "vllm")
 
 
 def variants_of(params: EvalParams) -> tuple[ServerVariant, ...]:
@@ -231,17 +235,8 @@ def ask_own_servers(
 
 def check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
     """Refuse a running server whose settings differ from those of the reference."""
-    values = recipe_values(recipe)
-    assert values.k_clip is not None and values.v_clip is not None
-    ours = {
-        "sink": values.sink,
-        "recent": values.recent,
-        "bits": str(values.bits),
-        "k_clip": one_or_text(values.k_clip),
-        "v_clip": one_or_text(values.v_clip),
-    }
     told = client.facts().recipe
-    for name, value in ours.items():
+    for name, value in recipe_of(recipe_values(recipe)).items():
         if told.get(name, value) != value:
             raise UsageError(
                 f"the server has {name} {told[name]}, the artifact's recipe says {value}.",

@@ -323,3 +323,16 @@ def geometry_of_folder(
     from oscar_zoo.models.model_source import inspect_model
 
     return inspect_model(str(folder.absolute()), model_id=model_id).geometry
+
+
+POSITIONS = "max_position_embeddings"
+
+
+def with_positions(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a `config.json` that say how long a request may be."""
+    parts = (config, config.get("text_config"))
+    return [one for one in parts if isinstance(one, dict) and isinstance(one.get(POSITIONS), int)]
+
+
+def longest_context(config: dict[str, Any]) -> int | None:
+    return next((int(part[POSITIONS]) for part in with_positions(config)), None)

@@ -55,8 +55,9 @@ class Answer:
                 self.usage = Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
             said = ""
             for choice in value["choices"][:1]:  # the event with the usage has none
-                thought = str(choice["delta"].get("reasoning_content") or "")
-                text = str(choice["delta"].get("content") or "")
+                delta = choice["delta"]  # SGLang has another name for thoughts than vLLM
+                thought = str(delta.get("reasoning_content") or delta.get("reasoning") or "")
+                text = str(delta.get("content") or "")
                 self.reasoning, self.text = self.reasoning + thought, self.text + text
                 self.cut = self.cut or choice.get("finish_reason") == "length"
                 said = thought + text

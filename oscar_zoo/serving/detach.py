@@ -22,7 +22,7 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, replaced_backe
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.targets import PathTarget, parse
-from oscar_zoo.serving.params import ENGINES, ServeParams
+from oscar_zoo.serving.params import ServeParams
 from oscar_zoo.serving.serve import Missing, ReadyServer, check_machine, check_place, find
 from oscar_zoo.serving.servers import serve_log
 
@@ -117,7 +117,7 @@ def _answer(child: Child[bytes], params: ServeParams, observer: Observer) -> byt
     started, data = time.monotonic(), b""
     while True:
         if phases is None and log.exists():
-            phases = PhaseReader(log, ENGINES[params.engine])
+            phases = PhaseReader(log)
             text = f"Starting a server in the background (log: {log})"
             observer.note(Note("server.detached", text, {"log": str(log)}, kind="step"))
         phase = CHECKING if phases is None else phases.current()

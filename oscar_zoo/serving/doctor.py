@@ -304,11 +304,8 @@ def _kernels() -> DoctorFinding:
         for capability, chip in CHIPS.items()
         for name in chip.names
     ]
-    if not torch:
-        detail = "none without torch"
-    else:
-        anywhere = f"CUDA C++ and Triton on a GPU, plain torch on a CPU; {known}"
-        detail = "; ".join(told) or anywhere
+    anywhere = f"CUDA C++ and Triton on a GPU, plain torch on a CPU; {known}"
+    detail = "; ".join(told) or anywhere if torch else "none without torch"
     facts: dict[str, Any] = {"torch": torch, "paths": paths, "known_gpus": cards}
     say = _finding("machine", "INT2 kernels", **facts)
     if all(found is not None for _, found in ways):

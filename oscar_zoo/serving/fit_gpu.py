@@ -15,7 +15,7 @@ from oscar_zoo.artifact.names import Reference, is_path
 from oscar_zoo.artifact.outcome import HIDDEN, says
 from oscar_zoo.artifact.specs import CodeBits, Geometry, ServingRecipe, SideWidths, Widths
 from oscar_zoo.engines.sglang.capacity import (
-    USABLE,
+    RULES,
     Cache,
     Planner,
     Pools,
@@ -24,7 +24,9 @@ from oscar_zoo.engines.sglang.capacity import (
     weights_share,
 )
 from oscar_zoo.engines.sglang.sizing import Layout, check_heads, splits
+from oscar_zoo.engines.vllm.command import check_built
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel, UsageError
+from oscar_zoo.models.other_layers import OtherLayers
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.lookup import known_entries, served_entry
@@ -48,7 +50,7 @@ from oscar_zoo.serving.memory import (
     needs_of_manifest,
     needs_of_recipe,
 )
-from oscar_zoo.serving.params import FitGpuParams
+from oscar_zoo.serving.params import Engine, FitGpuParams
 from oscar_zoo.serving.prepared import check_served, check_used
 from oscar_zoo.serving.sizes import given_gpu
 from oscar_zoo.verb import python_call
@@ -154,7 +156,8 @@ class FitReport:
     fits: Annotated[bool | None, says("The same of INT2; without --requests, of one request.")]
     fitting_gpus: Annotated[int | None, says("The smallest number that is enough, if any.")]
     not_served: Annotated[str | None, says("Why serve refuses the model, where known.")]
-    usable: Annotated[float, called("usable_share", "Of it, for weights and cache.")] = USABLE
+    usable: Annotated[float, called("usable_share", "Of it, for weights and cache.")]
+    engine: Engine
     estimate: Literal[True] = True
     schema: Literal["oscar-zoo.fit-gpu/1"] = "oscar-zoo.fit-gpu/1"
 
@@ -174,7 +177,7 @@ class FitReport:
     )
     @property
     def reserved(self) -> int:
-        return reserved(self.memory)
+        return reserved(self.memory, self.usable)
 
     @computed_field(  # type: ignore[prop-decorator]
         alias="gpu_weights_bytes", description="Of each GPU, for weights."
@@ -197,7 +200,10 @@ def run(params: FitGpuParams) -> FitReport:
     memory, memory_source, count = given_gpu(params.memory, params.gpu, params.gpus)
     name, needs, artifact, not_served = subject_of(params.model)
     weights = _weights(params, name, needs, not_served)
+    rules = RULES[params.engine]
     gpus = count or needs.gpus
+    if params.engine == "vllm":
+        check_built(name, others=needs.other != OtherLayers())
     check_heads(name, needs.geometry, Layout(tp=gpus), option="--tp {}")
     context = params.context or min(CONTEXT, needs.longest or CONTEXT)
     limit = None if needs.longest is None else max(needs.longest, context)
@@ -206,10 +212,10 @@ def run(params: FitGpuParams) -> FitReport:
         shared = {}
         for number in range(1, needs.geometry.num_q_heads + 1):
             if splits(needs.geometry, number):
-                room, usual, planners = gpu_share(needs, memory, weights.nbytes, number)
-                asked = params.requests or usual
-                found = (FittingCache.of(one, room, context, asked, limit) for one in planners)
-                shared[number] = room, usual, tuple(found)
+                share = gpu_share(needs, memory, weights.nbytes, number, rules.usable)
+                room, usual, kinds = share
+                given = room, context, params.requests or usual, limit
+                shared[number] = room, usual, tuple(FittingCache.of(one, *given) for one in kinds)
     except UsageError:
         raise
     except ValueError as error:
@@ -245,6 +251,8 @@ def run(params: FitGpuParams) -> FitReport:
         fits=holding[gpus],
         fitting_gpus=min(enough, default=None),
         not_served=not_served,
+        usable=rules.usable,
+        engine=params.engine,
     )
 
 
@@ -341,8 +349,6 @@ def recipe_of_bits(needs: Needs, bits: float | Literal["auto"] | None) -> Servin
             "--bits auto is what compute measures, so fit-gpu does not know it.",
             hint="give a number of bits",
         )
-    if bits == 2:
-        return recipe.with_widths(None)
     sides = 2 * len(geometry.attention_layers)
 
     def raised(number: int) -> ServingRecipe:
@@ -351,8 +357,8 @@ def recipe_of_bits(needs: Needs, bits: float | Literal["auto"] | None) -> Servin
     def cost(number: int) -> float:
         return stored_bits(geometry, raised(number))
 
-    if bits == 4:
-        return raised(sides)
+    if bits in (2, 4):
+        return raised(0 if bits == 2 else sides)
     low, high = cost(0), cost(sides)
     if not low <= bits <= high:
         raise UsageError(
@@ -367,9 +373,8 @@ def _widths(geometry: Geometry, number: int) -> Widths:
     layers = len(geometry.attention_layers)
 
     def side(first: int) -> SideWidths:
-        bits: tuple[CodeBits, ...] = tuple(
-            4 if first + layer < number else 2 for layer in range(layers)
-        )
+        wide = number - first
+        bits: tuple[CodeBits, ...] = tuple(4 if layer < wide else 2 for layer in range(layers))
         return SideWidths(bits=bits, clip=(0.0,) * layers)
 
     return Widths(k=side(0), v=side(layers))

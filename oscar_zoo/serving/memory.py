@@ -11,7 +11,7 @@ from typing import Any
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import is_path
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
-from oscar_zoo.engines.sglang.capacity import BF16_BYTES, Planner, caches, room
+from oscar_zoo.engines.sglang.capacity import BF16_BYTES, USABLE, Planner, caches, room
 from oscar_zoo.engines.sglang.sizing import Layout, usual_requests
 from oscar_zoo.models import hardware
 from oscar_zoo.models.config_file import ConfigFile, geometry_of_folder
@@ -54,11 +54,8 @@ class Needs:
             return "the memory of the layers without full attention"
         if self.other.known:
             return None
-        return (
-            "the size of the states"
-            if self.other.state is None
-            else "the length of the sliding windows"
-        )
+        states = self.other.state is None
+        return f"the {'size of the states' if states else 'length of the sliding windows'}"
 
 
 def needs_of_choice(choice: ModelChoice) -> Needs | None:
@@ -122,11 +119,9 @@ def _weights_of_recipe(recipe: ModelRecipe, config: ConfigFile) -> Weights | Non
     if recipe.parameters is not None:
         return Weights(BF16_BYTES * recipe.parameters, "its shapes, in BF16")
     counted = weights_of_config(config)
-    found = [
-        None if counted is None else Weights(counted, "counted from its recipe"),
-        _by_name(recipe.name),
-    ]
-    return max(filter(None, found), key=lambda one: one.nbytes, default=None)
+    of_shapes = None if counted is None else Weights(counted, "counted from its recipe")
+    found = filter(None, (of_shapes, _by_name(recipe.name)))
+    return max(found, key=lambda one: one.nbytes, default=None)
 
 
 def _longest(config: ConfigFile) -> int | None:
@@ -144,7 +139,7 @@ def fetch_config(hub_id: str) -> str:
 
 
 def gpu_share(
-    needs: Needs, memory: int, weights: int, gpus: int
+    needs: Needs, memory: int, weights: int, gpus: int, usable: float = USABLE
 ) -> tuple[int, int, tuple[Planner, ...]]:
     """What each of `gpus` GPUs of `memory` bytes has, beside its share of the `weights` of the
     whole model in bytes: bytes for a cache, as many requests as `serve` lets run when its flags do
@@ -154,7 +149,8 @@ def gpu_share(
     kinds = caches(needs.geometry, needs.serving, layout, needs.other)
     plain = kinds[0].token
     planners = tuple(Planner(kind, plain, windows, needs.other, least=True) for kind in kinds)
-    return (room(memory, weights, layout), usual_requests(memory, plain, windows, layout), planners)
+    left = room(memory, weights, layout, usable)
+    return left, usual_requests(memory, plain, windows, layout), planners
 
 
 def at_most(planner: Planner) -> Planner:
@@ -214,6 +210,5 @@ def _card(needs: Needs, name: str, memory: int) -> dict[str, Any]:
 
 
 def _visible() -> list[tuple[str, int]]:
-    return list(
-        dict.fromkeys((card.name, card.memory) for card in hardware.visible(hardware.gpus()))
-    )
+    seen = hardware.visible(hardware.gpus())
+    return list(dict.fromkeys((card.name, card.memory) for card in seen))

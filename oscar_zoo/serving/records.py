@@ -31,6 +31,7 @@ from oscar_zoo.engines.sglang.front.access import WILDCARDS, is_loopback
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.processes import Process, exit_words
 from oscar_zoo.errors import PathNotFound, ServerNotFound, UsageError
+from oscar_zoo.serving.params import Engine
 
 State = Literal["starting", "ready"]
 KEY, ADMINISTRATION_KEY = ".key", ".administration-key"
@@ -86,6 +87,7 @@ class ServerRecord:
     log: Annotated[str, says("What the engine prints.")]
     since: Annotated[Time, says("When it was started, in UTC.")]
     state: State
+    engine: Annotated[Engine, says("What serves it.")] = "sglang"
     canary: Annotated[
         Literal["in band", "out of band"] | None,
         says("Whether stored tokens give the answers of the start; null where nobody knows."),
@@ -103,12 +105,12 @@ class ServerRecord:
 
     @classmethod
     def of_this_process(
-        cls, *, host: str, port: int, model: str, artifact: str, log: Path
+        cls, *, host: str, port: int, model: str, artifact: str, log: Path, engine: Engine
     ) -> ServerRecord:
         me = Process.of(os.getpid())
         assert me is not None, "this process runs"
         url = f"{plan.url(host, port)}/v1"
-        return cls(me, port, url, model, artifact, str(log), now(), "starting")
+        return cls(me, port, url, model, artifact, str(log), now(), "starting", engine)
 
     @property
     def path(self) -> Path:

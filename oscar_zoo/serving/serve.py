@@ -64,7 +64,7 @@ from oscar_zoo.registry.lookup import known_entries
 from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget, PathTarget
 from oscar_zoo.registry.verify import artifacts_at
 from oscar_zoo.serving import records
-from oscar_zoo.serving.params import ServeParams
+from oscar_zoo.serving.params import Engine, ServeParams
 from oscar_zoo.serving.prepared import Prepared, check_asked_gpus, check_served, check_wish, prepare
 from oscar_zoo.serving.records import Entry, ServerRecord, key_for
 from oscar_zoo.serving.servers import check_port, serve_log
@@ -161,7 +161,7 @@ def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
 class _Served:
     """What is said of a server, whether it runs or could be started."""
 
-    engine: Literal["sglang", "vllm"]
+    engine: Engine
     artifact: Annotated[str, says("The artifact that is served.")]
     digest: Digest
     model: Annotated[str, says("Absolute path or hub id.")]
@@ -342,6 +342,7 @@ def launch(
         model=prepared.choice.model_id,
         artifact=artifact.label,
         log=wanted.log,
+        engine=params.engine,
     )
     with ExitStack() as stack:
         entry = stack.enter_context(records.registered(record))

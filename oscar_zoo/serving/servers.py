@@ -38,8 +38,7 @@ class EndedServer(End):
 
     @classmethod
     def of(cls, record: ServerRecord) -> EndedServer:
-        names = ("port", "artifact", "since", "log")
-        known = {name: getattr(record, name) for name in names}
+        known = {name: getattr(record, name) for name in ("port", "artifact", "since", "log")}
         return cls(**vars(record.end), **known, model_id=record.model)
 
 
@@ -170,7 +169,7 @@ def read_log(
     that more may come; `None` reads the log once."""
     try:
         with log.open("rb") as stream:
-            found = (part for line in stream for part in _text(line).splitlines())
+            found = (part for one in stream for part in str(one, "utf-8", "replace").splitlines())
             yield from found if lines is None else deque(found, maxlen=lines)
             if follow is not None:
                 yield from _new_lines(stream, follow)
@@ -205,11 +204,7 @@ def _new_lines(stream: IO[bytes], goes_on: Callable[[], bool]) -> Iterator[str]:
     while True:
         last = not goes_on()  # asked before the read, so that the last lines are read, too
         *whole, rest = (rest + stream.read()).split(b"\n")
-        yield from map(_text, whole)
+        yield from (str(line, "utf-8", "replace") for line in whole)
         if last:
             return
         time.sleep(POLL_SECONDS)
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace")

@@ -20,6 +20,7 @@ from oscar_zoo.engines.sglang.offline_process import Bulk, Case, OfflineJob
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.bench import sides
 from oscar_zoo.evaluate.bench.report import CACHES, Side
+from oscar_zoo.models.config_file import longest_context
 from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.recipe import ModelRecipe
@@ -172,7 +173,7 @@ def test_progress_counts_the_warm_up_and_all_repeats() -> None:
 def test_a_model_of_the_zoo_has_the_cache_of_its_recipe(
     recipe: ModelRecipe, tmp_path: Path
 ) -> None:
-    sides.write_model(tmp_path / "m", sides.config_of_recipe(recipe), longest=1)
+    sides.write_model(tmp_path / "m", sides.written_config(recipe), longest=1)
     assert inspect_model(str(tmp_path / "m")).geometry == recipe.geometry
 
 
@@ -184,9 +185,9 @@ def test_positions_grow_to_the_longest_request_and_never_shrink(tmp_path: Path) 
     ):
         sides.write_model(tmp_path / str(number), config, longest=longest)
         written = json.loads((tmp_path / str(number) / "config.json").read_text())
-        assert sides.longest_context(written) == want
+        assert longest_context(written) == want
     assert inner == {"max_position_embeddings": 2048}
-    assert sides.longest_context({"text_config": {}}) is None
+    assert longest_context({"text_config": {}}) is None
 
 
 def test_the_made_artifact_passes_verification(tmp_path: Path) -> None:

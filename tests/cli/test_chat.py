@@ -49,7 +49,8 @@ class Handler(BaseHTTPRequestHandler):
         for part in ("You said \x1b[2J", text):
             event: dict[str, Any] = {"choices": [{"delta": {"role": "assistant", "content": part}}]}
             if text == "think":
-                event["choices"][0]["delta"]["reasoning_content"] = "Hm."
+                name = "reasoning" if part == text else "reasoning_content"  # of either engine
+                event["choices"][0]["delta"][name] = "Hm."
             if body["max_tokens"] < 5:
                 event["choices"][0]["finish_reason"] = "length"
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")

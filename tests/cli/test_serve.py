@@ -45,7 +45,7 @@ from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.reader import read_rotation
-from oscar_zoo.engines.sglang.hooks.observation import METRICS, PREFIX
+from oscar_zoo.engines.metrics import METRICS, PREFIX
 from oscar_zoo.engines.sglang.launch.plan import check_port_free, free_port
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import load_model

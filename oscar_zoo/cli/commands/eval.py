@@ -42,7 +42,7 @@ def run(params: EvalParams, observer: Observer) -> Any:
                 hint="leave it out, or leave out --engine and benchmarks",
             )
     if asks_benchmarks:
-        wrong = [name for name in _TEXT_ONLY if getattr(params, name) not in (None, "sglang")]
+        wrong = [name for name in _TEXT_ONLY if getattr(params, name) not in (None, *_SERVERS)]
         _refuse(
             params,
             [*wrong, *(name for name in of_servers if name not in ("url", "timeout"))],
@@ -146,8 +146,8 @@ def after(outcome: Any, params: EvalParams, *, quiet: bool) -> int:
     for file in params.plots:
         files[file] = partial(_drawn, outcome, file.suffix.lower().removeprefix("."))
     saved = save_after_result(files, quiet=quiet)
-    if quiet and params.engine in _SERVERS:  # otherwise the observer has printed them
-        evaluation.print_failures(outcome.failures)
+    if quiet:  # otherwise the observer has printed them
+        evaluation.print_failures(getattr(outcome, "failures", ()))
     return saved
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.engines.sglang.capacity import RULES
 from oscar_zoo.engines.sglang.sizing import FEWEST, MOST, SHARE, STEP
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST
 from oscar_zoo.next_step import capitalized
@@ -24,7 +25,7 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
     if report.memory_source != GIVEN:
         terminal.prose(report.memory_source)
     if report.gpus_source == OF_RECIPE:
-        terminal.prose(f"{_gpus(report.gpus)} are those of its recipe; --tp is another number")
+        terminal.prose(f"Its recipe asks for {_many(report.gpus, 'GPU')}; --tp is another number")
     if report.room == 0:
         return
     _print_table(report, verdict=verdict)
@@ -73,7 +74,7 @@ def percent(share: float) -> str:
 
 def _answer(report: FitReport) -> str:
     """The first line: how many tokens fit, or how many GPUs are enough."""
-    where = f"{report.model} on {_gpus(report.gpus)} of {terminal.gibibytes(report.memory)}"
+    where = f"{report.model} on {_many(report.gpus, 'GPU')} of {terminal.gibibytes(report.memory)}"
     if report.fits is False:
         return f"{where} does not fit: {_too_small(report)}. {_enough(report)}"
     int2, bf16 = report.of_kind("INT2"), report.of_kind("BF16")
@@ -121,7 +122,7 @@ def _no_tokens(report: FitReport, int2: FittingCache) -> str:
     room = f"leave room for {int2.most_tokens:,} tokens with INT2"
     if int2.state_bytes:
         return f"weights, windows and states {room}"
-    windows = f"the windows of {_requests(report.requests)}"
+    windows = f"the windows of {_many(report.requests, 'request')}"
     beside = int2.request_bytes * report.requests
     if beside >= report.room:
         left = terminal.gigabytes(report.room)
@@ -137,18 +138,14 @@ def _enough(report: FitReport) -> str:
     if number is None:
         return "No number of such GPUs that can share its heads is enough"
     share = "are enough" if report.other_layers else "may be enough"
-    many = f"{_gpus(number)} of this size {share}: --tp {number}"
+    many = f"{_many(number, 'GPU')} of this size {share}: --tp {number}"
     if number > MACHINE_GPUS:
         return f"{many}; `serve` runs on one machine, and most have {MACHINE_GPUS} at most"
     return many
 
 
-def _requests(number: int) -> str:
-    return "1 request" if number == 1 else f"{number:,} requests"
-
-
-def _gpus(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _about(number: int) -> str:
@@ -184,7 +181,7 @@ def _print_requests(report: FitReport) -> None:
     most = max(report.requests, min(int2.requests, MOST))
     if report.fits and most > report.usual_requests:
         terminal.prose(
-            f"For {most:,} at a time: oscar-zoo serve ... -- --max-running-requests={most}"
+            f"For {most:,} at a time: oscar-zoo serve ... -- {RULES[report.engine].requests}={most}"
         )
 
 
@@ -193,7 +190,7 @@ def _print_longest(report: FitReport) -> None:
     longest = report.longest
     if longest is None:
         return
-    refused = ", and SGLang refuses longer ones" if report.context > longest else ""
+    refused = ", and the engine refuses longer ones" if report.context > longest else ""
     if refused or any(one.tokens > one.context * report.requests for one in report.caches):
         terminal.prose(
             f"By its configuration a request of {report.model} has {longest:,} tokens at"

@@ -5,21 +5,21 @@ from __future__ import annotations
 import sys
 
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.serving.params import LogsParams, StopParams
+from oscar_zoo.serving.params import ENGINES, LogsParams, StopParams
 from oscar_zoo.serving.servers import EndedServer, LogsReport, PsReport, StopReport
 
 
 def print_servers(report: PsReport) -> None:
     """The table, and a line about each server that ended by itself, with the next step."""
     if report.servers:
-        table = terminal.table(
-            *"PORT MODEL ARTIFACT STATE CANARY UP PID URL".split(), right=(0, 5, 6)
-        )
+        heads = "PORT MODEL ARTIFACT ENGINE STATE CANARY UP PID URL".split()
+        table = terminal.table(*heads, right=(0, 6, 7))
         for one in report.servers:
             minutes, seconds = divmod(one.seconds, 60)
             up = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-            named = (one.port, one.model, one.artifact, one.state, one.canary or "-")
-            table.add_row(*map(terminal.clean, (*named, up, one.process.pid, one.url)))
+            row = (one.port, one.model, one.artifact, ENGINES[one.engine], one.state)
+            more = (one.canary or "-", up, one.process.pid, one.url)
+            table.add_row(*map(terminal.clean, (*row, *more)))
         terminal.out().print(table)
     else:
         terminal.note("No server of yours runs here. Start one: oscar-zoo serve NAME --detach")

@@ -2,7 +2,7 @@
 shapes alone and without torch: token slots, state slots and sliding slots, as the server itself
 would divide its memory (`runtime/slot_plans.py`; stock SGLang has fixed ratios).
 
-What an engine needs besides weights and cache differs between engines and versions; `USABLE` leaves
+What an engine needs besides weights and cache differs between engines and versions; `RULES` leave
 room for it, and for SGLang's tables of slots. A started server says what it really got. The zoo's
 page computes the same in a browser from the same `Cache` numbers.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from oscar_kernels.spec import QuantSpec, group_channels, row_bytes
 from oscar_zoo.artifact.formats import Role
@@ -19,8 +20,21 @@ from oscar_zoo.engines.sglang.sizing import SLIDING_RATIO, STATE_RATIO, Layout
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST, OtherLayers
 from oscar_zoo.runtime.slot_plans import SlidingDemand, StateDemand
 
-USABLE = 0.85
-"""Share of a GPU's memory for weights and cache, about what SGLang takes by itself."""
+
+class Rules(NamedTuple):
+    """What the plan of a GPU takes from its engine."""
+
+    usable: float  # share of the memory for weights and cache
+    requests: str  # flag for the requests that run at a time
+
+
+RULES = {
+    "sglang": Rules(0.85, "--max-running-requests"),
+    "vllm": Rules(0.89, "--max-num-seqs"),
+}
+"""SGLang takes about so much by itself. vLLM takes 0.92, and on an H200 it needed 0.027 of that for
+its largest pass and its graphs."""
+USABLE = RULES["sglang"].usable
 BF16_BYTES = 2
 FP8_BYTES = 1
 PIECE = 8192
@@ -61,13 +75,13 @@ class Cache:
         return self.context(left, requests) * requests
 
 
-def room(memory: int, weights: int, layout: Layout) -> int:
+def room(memory: int, weights: int, layout: Layout, usable: float = USABLE) -> int:
     """Bytes for a cache on each GPU of `memory` bytes; 0 where the weights do not fit."""
-    return max(0, memory - reserved(memory) - weights_share(weights, layout))
+    return max(0, memory - reserved(memory, usable) - weights_share(weights, layout))
 
 
-def reserved(memory: int) -> int:
-    return memory - int(USABLE * memory)
+def reserved(memory: int, usable: float = USABLE) -> int:
+    return memory - int(usable * memory)
 
 
 def weights_share(weights: int, layout: Layout) -> int:

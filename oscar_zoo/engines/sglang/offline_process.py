@@ -1,5 +1,5 @@
 """The program that holds one SGLang engine and streams the cases of an `OfflineJob` through it:
-`python -m ... JOB.json`.
+`python -m ... JOB.json`. That of vLLM is the same, with an engine that looks like SGLang's.
 
 `bench/sides.py` starts it and reads the news that it appends to a file, one JSON object each: `up`
 once, `progress`, one `case` per repeat of a case, `bulk` if there is one, and `done` or `error` at
@@ -112,7 +112,7 @@ class OfflineJob(Spec):
         return self.bulk.tokens + self.bulk.warm(self.warm_tokens).tokens
 
 
-def _main() -> None:
+def main(open_engine: Callable[[Sequence[str]], Any] = server_arguments.open_engine) -> None:
     job = OfflineJob.model_validate_json(Path(sys.argv[1]).read_bytes())
     with Path(job.news).open("a", encoding="utf-8") as out:
 
@@ -121,16 +121,16 @@ def _main() -> None:
             out.flush()
 
         try:
-            _drive(job, tell)
+            _drive(job, tell, open_engine)
             tell(done=True)
         except Exception as error:  # the engine's own error types are not public
             tell(error=_one_line(error))
             raise SystemExit(1) from error
 
 
-def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
+def _drive(job: OfflineJob, tell: Callable[..., None], open_engine: Callable[..., Any]) -> None:
     began = time.perf_counter()
-    engine = server_arguments.open_engine(job.arguments)
+    engine = open_engine(job.arguments)
     try:
         info = engine.get_server_info()
         state = (info.get("internal_states") or [{}])[0]
@@ -139,9 +139,9 @@ def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
         facts = {name: str(info[name]) for name in FACTS if info.get(name) is not None}
         tell(
             up=time.perf_counter() - began,
-            sglang=server_arguments.release(),
             capacity=tokens,
             engine=facts,
+            **{info.get("engine", "sglang"): info["version"]},
         )
         bench = OfflineBench(engine, job, tell, tokens=tokens, requests=requests)
         for case in job.cases:
@@ -309,4 +309,4 @@ def _one_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    _main()
+    main()

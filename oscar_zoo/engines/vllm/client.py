@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -41,18 +40,15 @@ class VllmClient(ServerClient):
             return client
         found = cls(client.url, timeout=client.timeout)
         found._headers = client._headers
+        found.model_id = str(found.get("/v1/models")["data"][0]["id"])
         return found
-
-    @functools.cached_property
-    def model_id(self) -> str:
-        return str(self.get("/v1/models")["data"][0]["id"])
 
     def facts(self) -> ServerFacts:
         told = self.get(PATH)
         try:
             return ServerFacts(**told["cache"], version=told["vllm"], engine="vLLM", hits=False)
         except (KeyError, TypeError) as error:
-            raise self._odd(f"its front lacks {error}") from None
+            raise self.odd(f"its front lacks {error}") from None
 
     def flush(self) -> None:
         """Find nothing of what was asked before. vLLM empties its cache only for its developers;
@@ -65,9 +61,9 @@ class VllmClient(ServerClient):
             rows = zip(answer["prompt_logprobs"], ids, strict=True)
             values = [float(row[str(token)]["logprob"]) for row, token in [*rows][1 + start :]]
         except (KeyError, TypeError, ValueError) as error:
-            raise self._odd(f"its log-probabilities lack {error}") from None
+            raise self.odd(f"its log-probabilities lack {error}") from None
         if not all(map(math.isfinite, values)):
-            raise self._odd("a log-probability is no number")
+            raise self.odd("a log-probability is no number")
         return Scored(tuple(values), cached)
 
     def generate(
@@ -92,4 +88,4 @@ class VllmClient(ServerClient):
             details = answer["usage"]["prompt_tokens_details"] or {}
             return answer["choices"][0], int(details.get("cached_tokens") or 0)
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise self._odd(f"its answer lacks {error}") from None
+            raise self.odd(f"its answer lacks {error}") from None

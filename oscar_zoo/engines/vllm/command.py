@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -59,8 +59,13 @@ REQUESTS = "--max-num-seqs"
 FORMAT = "--load-format"
 PARALLEL = "--tensor-parallel-size"
 PROGRAM = ("-m", "vllm.entrypoints.cli.main")
+OFFLINE = ("-m", "oscar_zoo.engines.vllm.offline")
 FRONT = OPTIONS["front"]
-IN_FRONT = "oscar_zoo.engines.vllm.front.InFront"
+OURS = (
+    "--middleware=oscar_zoo.engines.vllm.front.InFront",
+    "--worker-extension-cls=oscar_zoo.engines.vllm.metrics.Extension",
+)
+"""What stands in front of vLLM, and what tells of its worker."""
 WARNING = "vLLM started from a shell has no front: it asks for no key, and every route is open."
 VARIABLES = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -86,19 +91,10 @@ class CommandOfVllm:
         if params.engine != "vllm":
             return None
         words, chosen = params.flags, ServeOptions(**prepared.options(params))
-        given = dict(_pairs(words))
-        for flag in given.keys() - ALLOWED:
-            why = INSTEAD.get(flag, "it is none of the flags of vLLM that docs/vllm.md lists")
-            near = () if flag in INSTEAD else difflib.get_close_matches(flag, ALLOWED)
-            raise UsageError(f"{flag} is not allowed after --: {why}.", suggestions=near)
-        if given.get(FORMAT, "dummy") not in FORMATS:
-            raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")
+        given = check_words(words)
         config, geometry = prepared.config, prepared.geometry
-        if config and geometry and kept_by_others(config.get_text_config(), geometry):
-            raise UnsupportedModel(
-                f"{chosen.model} has layers without full attention: {NOT_BUILT}.",
-                hint="serve it with SGLang: leave out --engine",
-            )
+        kept = config and geometry and kept_by_others(config.get_text_config(), geometry)
+        check_built(chosen.model, others=bool(kept))
         asked = given.get(REQUESTS)
         if asked is None:
             sizes = chosen.device, chosen.gpu, chosen.tensor_parallel, prepared.flags.sizes()
@@ -109,17 +105,15 @@ class CommandOfVllm:
 
     def shown(self, planned: LaunchPlan) -> LaunchPlan:
         """For a shell, where vLLM listens on loopback without our front."""
-        sets = VARIABLES | self._gpu(planned) | self._settings(planned)
+        sets = VARIABLES | first_gpu(self.options.gpu, planned.env) | settings_of(planned.argv)
         sets.pop(FRONT.variable)
         return replace(planned, argv=("vllm", *self._argv()), sets=sets)
 
     def started(self, planned: LaunchPlan) -> LaunchPlan:
         """For a process of ours."""
-        kept = {k: v for k, v in planned.env.items() if not k.startswith(OF_SGLANG)}
-        cache = {"VLLM_CACHE_ROOT": kept["TRITON_CACHE_DIR"].removesuffix("triton") + "vllm"}
-        env = kept | VARIABLES | cache | self._gpu(planned) | self._settings(planned)
+        env = environment(planned.env, self.options.gpu) | settings_of(planned.argv)
         program = children.python(*PROGRAM)
-        argv = (*program, *self._argv("--enable-prompt-tokens-details", f"--middleware={IN_FRONT}"))
+        argv = (*program, *self._argv("--enable-prompt-tokens-details", *OURS))
         return replace(planned, argv=argv, env=env, engine="vLLM")
 
     def facts(self, client: ServerClient) -> dict[str, Any]:
@@ -161,20 +155,49 @@ class CommandOfVllm:
         words = [f"{k}={v}" for k, v in flags.items() if v is not None and k not in asked]
         return ("serve", options.model, *words, *ours, *self.words)
 
-    def _gpu(self, planned: LaunchPlan) -> dict[str, str]:
-        """vLLM takes the first GPUs that it sees."""
-        first, name = self.options.gpu, "CUDA_VISIBLE_DEVICES"
-        if not first:
-            return {}
-        own = range(first, first + self.options.tensor_parallel)
-        seen = [one for one in planned.env.get(name, "").split(",") if one]
-        return {name: ",".join(seen[first : own.stop] or map(str, own))}
 
-    @staticmethod
-    def _settings(planned: LaunchPlan) -> dict[str, str]:
-        """Those of the plugin: vLLM's command line takes none, so they are variables."""
-        given = dict(word.split("=", 1) for word in planned.argv if word.startswith("--oscar-"))
-        return {one.variable: given[one.flag] for one in OPTIONS.values() if one.flag in given}
+def environment(env: Mapping[str, str], gpu: int) -> dict[str, str]:
+    """Of a process of ours on GPUs from `gpu` on, out of that of one of SGLang."""
+    kept = {name: text for name, text in env.items() if not name.startswith(OF_SGLANG)}
+    cache = {"VLLM_CACHE_ROOT": kept["TRITON_CACHE_DIR"].removesuffix("triton") + "vllm"}
+    return kept | VARIABLES | cache | first_gpu(gpu, env)
+
+
+def first_gpu(number: int, env: Mapping[str, str]) -> dict[str, str]:
+    """vLLM takes the first GPUs that it sees."""
+    name = "CUDA_VISIBLE_DEVICES"
+    seen = [one for one in env.get(name, "").split(",") if one]
+    shown = seen[number:] or map(
+        str, range(number, 8)
+    )  # it reads up to the first that is not there
+    return {name: ",".join(shown)} if number else {}
+
+
+def settings_of(words: Sequence[str]) -> dict[str, str]:
+    """Those of the plugin: vLLM's command line takes none, so they are variables."""
+    given = dict(word.split("=", 1) for word in words if word.startswith("--oscar-"))
+    return {one.variable: given[one.flag] for one in OPTIONS.values() if one.flag in given}
+
+
+def check_words(words: Sequence[str]) -> dict[str, str]:
+    """Flags of the user and their values; refuses what is none of `ALLOWED`."""
+    given = dict(_pairs(words))
+    for flag in given.keys() - ALLOWED:
+        why = INSTEAD.get(flag, "it is none of the flags of vLLM that docs/vllm.md lists")
+        near = () if flag in INSTEAD else difflib.get_close_matches(flag, ALLOWED)
+        raise UsageError(f"{flag} is not allowed after --: {why}.", suggestions=near)
+    if given.get(FORMAT, "dummy") not in FORMATS:
+        raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")
+    return given
+
+
+def check_built(model: str, *, others: bool) -> None:
+    """Refuse a model with `others` than layers with full attention."""
+    if others:
+        raise UnsupportedModel(
+            f"{model} has layers without full attention: {NOT_BUILT}.",
+            hint="serve it with SGLang: leave out --engine",
+        )
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:

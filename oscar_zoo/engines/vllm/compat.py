@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -78,6 +78,16 @@ def hook_points() -> dict[str, tuple[Any, str]]:
         "spec": (Attention, "get_kv_cache_spec"),
         "added": (GPUModelRunner, "add_requests"),
     }
+
+
+def open_engine(arguments: Sequence[str]) -> tuple[Any, Any]:
+    """An engine in a program of ours by its command line, and the class of a request's rules."""
+    from vllm import AsyncEngineArgs, SamplingParams
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    read = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args([*arguments])
+    return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(read)), SamplingParams
 
 
 def flash_attention() -> Any:

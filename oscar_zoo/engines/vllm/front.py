@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from oscar_zoo.engines import setting_flags, settings
-from oscar_zoo.engines.setting_flags import one_or_text
+from oscar_zoo.engines.metrics import recipe_of
 from oscar_zoo.engines.sglang.front import access, fields
 from oscar_zoo.engines.sglang.front.access import FrontSettings, Routes
 from oscar_zoo.engines.sglang.front.messages import Connections, Receive, Send
 from oscar_zoo.engines.sglang.front.middleware import Front
+from oscar_zoo.engines.vllm.metrics import PATHS, Metrics
 
 
 class InFront:
@@ -20,13 +21,14 @@ class InFront:
 
     def __init__(self, app: Any) -> None:
         chosen = FrontSettings.read(Path(os.environ[setting_flags.OPTIONS["front"].variable]))
-        facts = {
-            "front": chosen.id,
-            "vllm": importlib.metadata.version("vllm"),
-            "needs_key": chosen.key is not None,
-        }
-        routes, self._state = Routes.of(access.VLLM), cast(Any, None)
-        self._front = Front(app, chosen, routes, facts, also=fields.OF_VLLM, live=self._cache)
+        version, needs_key = importlib.metadata.version("vllm"), chosen.key is not None
+        facts = {"front": chosen.id, "vllm": version, "needs_key": needs_key}
+        self._app, self._state = app, cast(Any, None)
+        self._metrics: Metrics | None = None
+        routes = Routes.of(access.VLLM)
+        self._front = Front(
+            self._measured, chosen, routes, facts, also=fields.OF_VLLM, live=self._cache
+        )
         Connections().bound_all()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -34,10 +36,18 @@ class InFront:
             self._state = scope["app"].state
         await self._front(scope, receive, send)
 
+    async def _measured(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """vLLM's application, behind the front."""
+        if scope.get("path") in PATHS:
+            self._metrics = self._metrics or Metrics(self._state)
+            await self._metrics.refresh()
+        await self._app(scope, receive, send)
+
     def _cache(self) -> dict[str, Any]:
         """`cache`, the other fields of `ServerFacts`."""
-        config = self._state.vllm_config
-        cache, scheduler, chosen = config.cache_config, config.scheduler_config, read_settings()
+        config, own = self._state.vllm_config, settings.PREFIXES
+        cache, scheduler = config.cache_config, config.scheduler_config
+        chosen = settings.read_settings({k: v for k, v in os.environ.items() if k.startswith(own)})
         longest, pages = config.model_config.max_model_len, cache.num_gpu_blocks - 1
         told = {
             "cache_dtype": "int2",
@@ -49,18 +59,6 @@ class InFront:
             "tp": 1,
             "capacity": cache.block_size * pages,
             "longest_input": longest,
-            "recipe": {
-                "sink": chosen.sink,
-                "recent": chosen.recent,
-                "bits": str(chosen.bits),
-                "k_clip": one_or_text(chosen.k_clip),
-                "v_clip": one_or_text(chosen.v_clip),
-            },
+            "recipe": recipe_of(chosen),
         }
         return {"cache": told}
-
-
-def read_settings() -> settings.PluginSettings:
-    """Those of the variables; what an artifact's recipe says is not looked up."""
-    mine = {name: text for name, text in os.environ.items() if name.startswith(settings.PREFIXES)}
-    return settings.read_settings(mine)

@@ -1,4 +1,4 @@
-"""Measuring SGLang with BF16, FP8 and INT2 caches, one after the other, on one machine.
+"""Measuring an engine with BF16, FP8 and INT2 caches, one after the other, on one machine.
 
 `measuring.py` has the verbs. `sides.py` has the command line of each engine, follows its news, and
 makes a model and an artifact of random numbers; `report.py` has what comes out, and the ratios.

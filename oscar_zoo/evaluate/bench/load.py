@@ -64,9 +64,7 @@ class Load:
     longest: Annotated[int, says("Tokens of the longest prompt.")]
     new_tokens: Annotated[int, says("Of the longest completion.")]
     aborts: Annotated[float, says("Share of the requests whose client hangs up.")]
-    vocabulary: Annotated[int, says("Token ids below this one are sent; every model has them.")] = (
-        1000
-    )
+    vocabulary: Annotated[int, says("Token ids below it are sent; every model has them.")] = 1000
     seed: Annotated[int, says("Of the requests, not of their timing.")] = 0
 
 
@@ -385,11 +383,8 @@ def _drain(child: Server, client: ServerClient, load: Load) -> Drain:
 
 def calls(load: Load, number: int) -> Iterator[Call]:
     """The requests of one client, one after the other."""
-    choice, shared, most = (
-        random.Random(f"{load.seed} {number}"),
-        random.Random(load.seed),
-        load.vocabulary,
-    )
+    choice, shared = random.Random(f"{load.seed} {number}"), random.Random(load.seed)
+    most = load.vocabulary
 
     def tokens(source: random.Random, count: int) -> tuple[int, ...]:
         return tuple(source.choices(range(min(10, most - 1), most), k=count))

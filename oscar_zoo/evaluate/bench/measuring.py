@@ -1,5 +1,5 @@
-"""Compare stock SGLang with a BF16 and an FP8 cache, and with an INT2 cache, on this machine; or
-put many clients on an INT2 server of our own, and see what does not hold.
+"""Compare stock SGLang or vLLM with a BF16 and an FP8 cache, and with an INT2 cache, on this
+machine; or put many clients on an INT2 server of our own, and see what does not hold.
 
 Both measure a model and an artifact that are real, or made up here. On a CPU the memory is judged
 as `serve` judges it. `serve` also takes a large model on a CPU that nobody named, because a server
@@ -18,16 +18,9 @@ from typing import TypeVar
 
 from oscar_zoo.artifact.durable import check_file
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.engines.requirements import require_serve
+from oscar_zoo.engines.requirements import require_serve, require_vllm
 from oscar_zoo.engines.sglang import sizing
 from oscar_zoo.engines.sglang.launch import plan, preflight, starting
-from oscar_zoo.engines.sglang.launch.starting import (
-    BACKENDS,
-    StartObserver,
-    WantedServer,
-    log_file,
-    own_server,
-)
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case
 from oscar_zoo.errors import FlagRefused, MissingDependency, UnsupportedMachine, UsageError
@@ -61,11 +54,12 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
     comparison that a signal ended after there was something to keep."""
     params = _checked(params)
     cases, bulk = cases_of(params), bulk_of(params.job, params.turns)
-    caches, flags = caches_of(params.caches), sides.read_flags(params.engine_flags)
+    caches, of_vllm = caches_of(params.caches), params.engine == "vllm"
+    flags = sides.read_flags(params.engine_flags, params.engine)
     baselines = tuple(name for text in params.baselines for name in listed(text))
     sides.all_sides(caches, baselines)
     check_files(params)
-    require_serve()
+    (require_vllm if of_vllm else require_serve)()
     longest = max(case.context + params.new_tokens for case in cases)
     with starting.private_folder() as private:
         longest = max(longest, bulk.longest if bulk else 1)
@@ -94,8 +88,10 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
             flags=flags,
             bulk=bulk,
             gpu=gpu,
+            engine=params.engine,
         )
-        chosen = sides.all_sides(caches, baselines or (BACKENDS[device],))
+        usual = () if of_vllm else (starting.BACKENDS[device],)
+        chosen = sides.all_sides(caches, baselines or usual)
         report = Report(
             model=subject.model.choice.name,
             weights="random" if subject.random_weights else "loaded",
@@ -127,20 +123,20 @@ def load(params: BenchLoadParams, observer: Observer = SILENT) -> LoadReport:
         subject = find_subject("bench load", params, private, observer, longest=longest)
         device, gpu = pick_device(subject, params.device, flags, observer)
         name = subject.model.choice.name
-        wanted = WantedServer(
+        wanted = starting.WantedServer(
             model=subject.source,
             revision=params.revision,
             verified=subject.artifact.verified,
             recipe=subject.model.recipe,
             device=device,
-            log=log_file("bench-load"),
+            log=starting.log_file("bench-load"),
             timeout=params.timeout,
             gpu=gpu,
             flags=flags.after(*(RANDOM_WEIGHTS if subject.random_weights else NO_CANARY)),
         )
         gpus = 0 if device == "cpu" else flags.sizes().tensor_parallel or 1
         report = LoadReport(work, name, growth=params.growth << 20)
-        with own_server(wanted, StartObserver(name, observer)) as started:
+        with starting.own_server(wanted, starting.StartObserver(name, observer)) as started:
             gpu_range = range(gpu, gpu + gpus)
             return measure(started.child, started.client, report, tell, gpus=gpu_range)
 
@@ -271,7 +267,7 @@ def find_subject(
     artifact = open_artifact(targets.parse(params.artifact or ""), sources, observer)
     choice = model_for(artifact, model, observer, again=line)
     if Path(choice.source).is_dir():
-        room = sides.longest_context(config_file.read_config(Path(choice.source)))
+        room = config_file.longest_context(config_file.read_config(Path(choice.source)))
         if room is not None and longest > room:
             raise UsageError(
                 f"{choice.name} reads up to {room:,} tokens, {longest:,} are wanted.",
@@ -288,7 +284,7 @@ def _write_model(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
     if source.is_dir():
         config = config_file.read_config(source)
     elif choice.recipe is not None:
-        config = sides.config_of_recipe(choice.recipe)
+        config = sides.written_config(choice.recipe)
     else:
         raise UsageError(
             f"the shapes of {choice.source} are not known here.",
@@ -331,7 +327,7 @@ def pick_device(
 
 
 def side_log(side: Side) -> Path:
-    return log_file(f"bench-{side.name}")
+    return starting.log_file(f"bench-{side.name}")
 
 
 def _measure_all(report: Report, chosen: Sequence[Side], measure: Callable[[Side], None]) -> None:
@@ -356,7 +352,8 @@ def _measure(
 ) -> None:
     log, job = side_log(side), sides.job(side, engines, private)
     facts = {"cache": side.cache, "baseline": side.backend, "log": str(log)}
-    text = f"{side.label}: starting SGLang (log: {log})"
+    name = "vLLM" if engines.engine == "vllm" else "SGLang"
+    text = f"{side.label}: starting {name} (log: {log})"
     observer.note(Note("bench.starting", text, facts, kind="step"))
     place = private / f"{side.name}.json"
     place.write_text(job.model_dump_json(), encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from oscar_zoo.evaluate.params import EngineFlags, File, Hubs, Model, Revision
 from oscar_zoo.registry.params import DEVICE
+from oscar_zoo.serving.params import Engine
 from oscar_zoo.verb import Arg, Opt
 
 
@@ -23,8 +24,8 @@ Benched = Annotated[str | Path | None, Arg("An artifact.", "[NAME|DIR]", complet
 
 @dataclass(frozen=True)
 class BenchServeParams(Hubs, BenchDevice):
-    """Start stock SGLang with a BF16 cache, with an FP8 cache, and then with the plugin and an INT2
-    cache, and send all the same prompts.
+    """Start stock SGLang or vLLM with a BF16 cache, with an FP8 cache, and then with the plugin and
+    an INT2 cache, and send all the same prompts.
 
     For every batch and context: the time until the last request of the batch has its first token,
     milliseconds per token (median over the last three quarters of the new tokens, while all
@@ -52,6 +53,7 @@ class BenchServeParams(Hubs, BenchDevice):
       oscar-zoo bench serve --dummy-weights Qwen3-8B --cases 1x100000,16x30000,64x8000
       oscar-zoo bench serve --dummy-weights Qwen3-8B --caches bf16,int2 --repeats 5
       oscar-zoo bench serve --dummy-weights Qwen3-8B --baseline flashinfer,fa3,triton
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --engine vllm
       oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x30000x512
       oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x16000x256 --turns 2
       oscar-zoo bench serve --dummy-weights ./my-model -- --tp=2 --mem-fraction-static=0.8
@@ -60,6 +62,7 @@ class BenchServeParams(Hubs, BenchDevice):
     artifact: Benched = None
     _: KW_ONLY
     engine_flags: EngineFlags = ()
+    engine: Annotated[Engine, Opt("What is measured.", shown=True)] = "sglang"
     batch: Annotated[
         str | None, Opt("Requests at the same time.  [default: 1,16]", metavar="N,...")
     ] = None
@@ -122,7 +125,7 @@ class BenchServeParams(Hubs, BenchDevice):
         tuple[str, ...],
         Opt(
             "Attention backends to measure BF16 and FP8 with; INT2 is compared with the best."
-            " [default: flashinfer; torch_native on a CPU]",
+            " [default: flashinfer; torch_native on a CPU; what vLLM chooses]",
             metavar="BACKEND,...",
             flag="--baseline",
         ),

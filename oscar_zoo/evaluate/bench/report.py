@@ -109,13 +109,14 @@ class Side:
     backend: Annotated[
         str | None,
         says(
-            "Attention backend that was asked for; null for INT2, which has its own.",
+            "Attention backend that was asked for; null where the engine chooses, as for INT2.",
             serialization_alias="baseline",
         ),
     ] = None
     alone: Annotated[bool, *HIDDEN] = True
     """Whether no other side has this cache."""
     sglang: Annotated[str | None, says("Version.")] = None
+    vllm: Annotated[str | None, says("Version; null with SGLang.")] = None
     engine: Annotated[dict[str, str], says("Settings in force.")] = field(default_factory=dict)
     start_s: Annotated[float | None, says("Seconds until the engine was ready.")] = None
     capacity: Annotated[
@@ -191,9 +192,9 @@ class JobRatios:
 
 @dataclass
 class Report:
-    """What oscar-zoo bench serve prints: SGLang with BF16, FP8 and INT2 caches. Figures are medians
-    over the repeats. Ratios are null where a side failed or was not asked for, or the machine
-    cannot compare."""
+    """What oscar-zoo bench serve prints: an engine with BF16, FP8 and INT2 caches. Figures are
+    medians over the repeats. Ratios are null where a side failed or was not asked for, or the
+    machine cannot compare."""
 
     model: str
     weights: Literal["random", "loaded"]

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oscar_zoo import children
 from oscar_zoo.artifact.formats import Role, hadamard_set
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
@@ -36,10 +37,13 @@ from oscar_zoo.engines.sglang.launch.starting import CACHE_TYPES, NO_PLUGIN
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case, OfflineJob
 from oscar_zoo.engines.sglang.sizing import CPU_FLAGS, device_flags, device_switches
+from oscar_zoo.engines.vllm import command as vllm
+from oscar_zoo.engines.vllm.register import DTYPE
 from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
 from oscar_zoo.evaluate.bench.report import Cache, CaseResult, Figures, JobResult, Side, Turn
 from oscar_zoo.models import config_file
-from oscar_zoo.registry.recipe import ModelRecipe
+from oscar_zoo.models.config_file import POSITIONS, with_positions
+from oscar_zoo.registry.recipe import ModelRecipe, config_of_recipe
 
 REFUSED_FLAGS = {
     "--attention-backend": "for the sides without INT2 use --baseline",
@@ -80,6 +84,7 @@ class Engines:
     flags: UserFlags = field(default_factory=UserFlags)
     bulk: Bulk | None = None
     gpu: int = 0
+    engine: str = "sglang"
 
 
 def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
@@ -89,7 +94,7 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
                 f"--baseline {backend!r} is not the name of an attention backend.",
                 hint="for example --baseline flashinfer,fa3,triton",
             )
-    chosen = tuple(dict.fromkeys(backends))
+    chosen = tuple(dict.fromkeys(backends)) or (None,)
     found = list[Side]()
     for cache in dict.fromkeys(caches):
         if cache == "int2":
@@ -99,8 +104,10 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
     return found
 
 
-def read_flags(words: Sequence[str]) -> UserFlags:
+def read_flags(words: Sequence[str], engine: str = "sglang") -> UserFlags:
     """Read the flags behind `--`, and refuse those that would make the sides differ."""
+    if engine == "vllm":
+        vllm.check_words(words)
     for word in (word for word in words if word.startswith("--")):
         name = word.partition("=")[0].replace("_", "-")
         for refused, reason in REFUSED_FLAGS.items():
@@ -113,21 +120,26 @@ def read_flags(words: Sequence[str]) -> UserFlags:
 
 
 def arguments(side: Side, engines: Engines) -> tuple[str, ...]:
-    """The server's command line for one side; flags of the user come last and win."""
-    flags = {"--model-path": engines.model, "--port": str(engines.port)}
+    """The engine's command line for one side; flags of the user come last and win."""
+    of_vllm = engines.engine == "vllm"
+    flags = {"--model" if of_vllm else "--model-path": engines.model}
     if engines.revision is not None:
         flags["--revision"] = engines.revision
-    if engines.gpu:
-        flags["--base-gpu-id"] = str(engines.gpu)
     if engines.random_weights:
         flags["--load-format"] = "dummy"
+    talks = engines.bulk is not None and engines.bulk.turns > 1
+    if of_vllm:
+        kind = {"bf16": "auto", "int2": DTYPE}.get(side.cache, side.cache)
+        flags |= {"--kv-cache-dtype": kind, vllm.REQUESTS: str(_rows(side, engines))}
+        if side.backend is not None:
+            flags["--attention-backend"] = side.backend.upper()
+        prefixes = f"--{'' if talks else 'no-'}enable-prefix-caching"
+        return (*_spelled(flags), "--skip-tokenizer-init", prefixes, *engines.flags.words)
+    flags["--port"] = str(engines.port)
+    if engines.gpu:
+        flags["--base-gpu-id"] = str(engines.gpu)
     if side.cache == "int2":
-        flags |= plan.cache_flags(
-            settings.ArtifactSource(folder=str(engines.rotations)),
-            engines.rotations_sha256,
-            engines.recipe,
-            copy_of=engines.copy_of,
-        )
+        flags |= _int2_flags(engines)
     else:
         flags["--attention-backend"] = str(side.backend)
         flags["--kv-cache-dtype"] = CACHE_TYPES[side.cache]
@@ -135,11 +147,20 @@ def arguments(side: Side, engines: Engines) -> tuple[str, ...]:
     flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
     flags["--max-running-requests"] = str(_rows(side, engines))
     words = engines.flags.words if side.cache == "int2" else engines.flags.without(OURS)
-    talks = engines.bulk is not None and engines.bulk.turns > 1
     prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
     switches = ["--skip-tokenizer-init", prefixes, "--grammar-backend=none"]
     switches += device_switches(engines.device)
-    return (*(f"{name}={value}" for name, value in flags.items()), *switches, *words)
+    return (*_spelled(flags), *switches, *words)
+
+
+def _int2_flags(engines: Engines) -> dict[str, str]:
+    where = settings.ArtifactSource(folder=str(engines.rotations))
+    digest, recipe = engines.rotations_sha256, engines.recipe
+    return plan.cache_flags(where, digest, recipe, copy_of=engines.copy_of)
+
+
+def _spelled(flags: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in flags.items()]
 
 
 def job(side: Side, engines: Engines, folder: Path) -> OfflineJob:
@@ -160,6 +181,11 @@ def command(
     """The child process of one side; it reads `place`, which holds its `job`."""
     device = "cpu" if engines.device == "cpu" else None
     env = child_environment(environ, device=device, kernels=engines.kernels)
+    if engines.engine == "vllm":
+        own = vllm.settings_of(_spelled(_int2_flags(engines)))
+        own = own if side.cache == "int2" else {"VLLM_PLUGINS": ""}
+        env = vllm.environment(env, engines.gpu) | own
+        return plan.LaunchPlan(tuple(children.python(*vllm.OFFLINE, str(place))), env, "")
     # No server listens here, so the packages may come from where this process has its own.
     paths = [env.get("PYTHONPATH"), environ.get("PYTHONPATH")]
     if any(paths):
@@ -188,7 +214,6 @@ def _pool_flags(engines: Engines) -> dict[str, str]:
     return {"--max-total-tokens": str(max(usual, 2 * need))}
 
 
-POSITIONS = "max_position_embeddings"
 ROOM = 128
 """Positions beyond the longest request, because SGLang keeps a few for itself."""
 PREPARES_INPUT = (
@@ -201,52 +226,35 @@ PREPARES_INPUT = (
 """Files without which SGLang does not start a model that has images, even for token ids."""
 
 
-def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
-    shapes, cache = recipe.weights, recipe.geometry
+def written_config(recipe: ModelRecipe) -> dict[str, Any]:
+    shapes = recipe.weights
     if shapes is None:
         raise UsageError(
             f"the zoo does not know all shapes of {recipe.name}.",
             hint="give a folder that holds its config.json",
         )
-    return {
+    return config_of_recipe(recipe).as_written | {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": shapes.family,
         "hidden_size": shapes.hidden_size,
         "intermediate_size": shapes.intermediate_size,
-        "num_hidden_layers": cache.num_layers,
-        "num_attention_heads": cache.num_q_heads,
-        "num_key_value_heads": cache.num_kv_heads,
-        "head_dim": cache.head_dim,
         "vocab_size": shapes.vocab_size,
         "max_position_embeddings": shapes.max_position,
         "tie_word_embeddings": shapes.tied_embeddings,
-        "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
         "torch_dtype": "bfloat16",
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
 
 
-def longest_context(config: dict[str, Any]) -> int | None:
-    return next((int(part[POSITIONS]) for part in _with_positions(config)), None)
-
-
 def write_model(folder: Path, config: dict[str, Any], *, longest: int) -> None:
     """Write `config` to the new folder `folder`, with positions for the `longest` request."""
     config = copy.deepcopy(config)
-    for part in _with_positions(config):
+    for part in with_positions(config):
         part[POSITIONS] = max(part[POSITIONS], longest + ROOM)
     folder.mkdir(mode=0o700)
     (folder / config_file.NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
-
-
-def _with_positions(config: dict[str, Any]) -> list[dict[str, Any]]:
-    parts = (config, config.get("text_config"))
-    return [one for one in parts if isinstance(one, dict) and isinstance(one.get(POSITIONS), int)]
 
 
 def copy_what_prepares_input(source: Path, folder: Path) -> None:
@@ -312,7 +320,7 @@ def _take(item: dict[str, Any], side: Side, job: OfflineJob) -> bool:
     """Put one item of news into `side`; return whether a timed step ended with it."""
     if "up" in item:
         side.start_s, side.capacity = float(item["up"]), int(item["capacity"])
-        side.sglang, side.engine = item["sglang"], item["engine"]
+        side.sglang, side.vllm, side.engine = *map(item.get, ("sglang", "vllm")), item["engine"]
         return True
     if "bulk" in item:
         turns = tuple(Turn(**turn) for turn in item["bulk"].get("turns", ()))

@@ -21,7 +21,7 @@ from typing import Any
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.errors import OscarZooError, ServerFailed, StorageError, UsageError
+from oscar_zoo.errors import OscarZooError, StorageError, UsageError
 
 FORMAT = "oscar-zoo.answers/1"
 _GZIP = 16 + zlib.MAX_WBITS
@@ -226,12 +226,12 @@ def ask(client: ServerClient, request: Mapping[str, Any]) -> Answer:
     context."""
     if "messages" not in request:
         return _log_probability(client, request["context"], request["continuation"])
-    said = client.post("/v1/chat/completions", {"model": "default", **request})
+    said = client.post("/v1/chat/completions", {"model": client.model_id, **request})
     try:
         choice, usage = said["choices"][0], said["usage"]
         message = choice["message"]
         thoughts, text = _split(
-            message.get("reasoning_content") or "",
+            message.get("reasoning_content") or message.get("reasoning") or "",
             message.get("content") or "",
             asked_to_think=(request.get("chat_template_kwargs") or {}).get("enable_thinking"),
         )
@@ -243,10 +243,7 @@ def ask(client: ServerClient, request: Mapping[str, Any]) -> Answer:
             reasoning=thoughts,
         )
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise ServerFailed(
-            f"{client.url} is not the SGLang server it should be: its answer lacks {error}.",
-            hint="see its log",
-        ) from None
+        raise client.odd(f"its answer lacks {error}") from None
 
 
 def _split(reasoning: str, content: str, *, asked_to_think: bool | None) -> tuple[str, str]:

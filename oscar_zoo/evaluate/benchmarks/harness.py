@@ -56,7 +56,7 @@ SECONDS = 10.0
 MEMORY = 4 << 30
 """Bytes of address space."""
 _MMLU_DESCRIPTION = "The following are multiple choice questions (with answers).\n\n"
-_TASKS = Path(lm_eval.__file__).parent / "tasks"
+_TASKS = Path(lm_eval.__file__).resolve().parent / "tasks"  # as the harness writes paths
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 _NOT_OURS = ("tag", "task_alias", "group", "include", "dataset_kwargs")
 Ask = Callable[[Mapping[str, Any]], Answer]

@@ -35,13 +35,12 @@ from oscar_zoo.evaluate.benchmarks.tasks import SAMPLE, Benchmark, benchmark
 from oscar_zoo.evaluate.in_process import made_for, place_of
 from oscar_zoo.evaluate.outcome import BenchmarkReport, TaskResult
 from oscar_zoo.evaluate.params import EvalParams, from_python
-from oscar_zoo.evaluate.servers import Served, check_recipe, counter
+from oscar_zoo.evaluate.servers import Served, check_recipe, counter, running_of
 from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.models.hardware import device_name
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import score_file
 from oscar_zoo.registry.score_file import ScoreFile
-from oscar_zoo.serving.records import client_of
 from oscar_zoo.verb import shows
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def run_benchmarks(params: EvalParams, observer: Observer = SILENT) -> Benchmark
     check_file(params.output)
     require_eval()
     flags = UserFlags(params.engine_flags)
-    if params.url is None:
+    if running_of(params.url, params) is None:
         require_serve()
     served = Served.of(params, observer)
     servers = _Servers(params, served, flags)
@@ -139,7 +138,7 @@ class _Servers:
     is started before `serving`."""
 
     def __init__(self, params: EvalParams, served: Served, flags: UserFlags) -> None:
-        self.served, self._flags, self._timeout = served, flags, params.timeout
+        self.served, self._flags, self._params = served, flags, params
         # Seconds that one answer may take.
         self._patience = max(params.timeout, float(params.max_new_tokens or 32768))
         given = {"int2": params.url, "bf16": params.base_url}
@@ -150,15 +149,22 @@ class _Servers:
         self.hardware: str | None = None
         if not self.urls:
             gpus, name = flags.sizes().tensor_parallel or 1, device_name(served.device, served.gpu)
-            self.engine, self.hardware = sglang_version(), f"{gpus} x {name}" if gpus > 1 else name
+            self.hardware = f"{gpus} x {name}" if gpus > 1 else name
+            self.engine = Harness(name="sglang", version=sglang_version())
             return
-        versions = {client_of(url).facts().version for url in self.urls.values()}
+        found = [self._running(cache).facts() for cache in self.urls]
+        versions = {f"{one.engine} {one.version}" for one in found}
         if len(versions) > 1:
             raise UsageError(
-                f"the servers run SGLang {' and '.join(sorted(versions))}.",
+                f"the servers run {' and '.join(sorted(versions))}.",
                 hint="compare servers of one release",
             )
-        self.engine = versions.pop()
+        self.engine = Harness(name=found[0].engine.lower(), version=found[0].version)
+
+    def _running(self, cache: str) -> ServerClient:
+        client = running_of(self.urls[cache], self._params, self._patience)
+        assert client is not None
+        return client
 
     @property
     def words(self) -> list[str]:
@@ -170,7 +176,7 @@ class _Servers:
         """A client of the server with this cache; a server of our own ends with the block."""
         served = self.served
         if cache in self.urls:
-            client = client_of(self.urls[cache], timeout=self._patience)
+            client = self._running(cache)
             if cache == "int2":
                 check_recipe(client, served.recipe)
             told = client.facts().cache_dtype
@@ -182,7 +188,7 @@ class _Servers:
             yield client
             return
         news = StartObserver(f"{served.choice.name} with a cache of {LABELS[cache]}", observer)
-        how = f"eval-{cache}", self._flags, self._timeout
+        how = f"eval-{cache}", self._flags, self._params.timeout
         started = (
             own_server(served.wanted(*how), news)
             if cache == "int2"
@@ -243,7 +249,7 @@ def _prepare(
         "artifact": served.artifact.digest,
         "recipe": served.recipe.model_dump(mode="json"),
         "harness": harness_version().version,
-        "engine": servers.engine,
+        "engine": servers.engine.version,
         "hardware": servers.hardware,
         "flags": servers.words,
         "urls": servers.urls,
@@ -343,7 +349,7 @@ def _result(one: Asked, answers: Answers, servers: _Servers) -> TaskResult:
     changed = artifact.recipe is not None and recipe != artifact.recipe
     shared = {
         "date": answers.day,
-        "engine": Harness(name="sglang", version=servers.engine),
+        "engine": servers.engine,
         "hardware": servers.hardware,
         "model_revision": one.identity["model_revision"],
     }

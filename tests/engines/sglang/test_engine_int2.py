@@ -17,7 +17,7 @@ from tiny_artifacts import artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import SideWidths, Widths, Windows
-from oscar_zoo.engines.sglang.hooks.observation import INFO_LABELS, METRICS, PREFIX
+from oscar_zoo.engines.metrics import INFO_LABELS, METRICS, PREFIX
 from oscar_zoo.evaluate.generate import greedy_generate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import load_model

@@ -15,14 +15,9 @@ from typing import Any
 
 import pytest
 
+from oscar_zoo.engines.metrics import INFO_LABELS, METRICS, PREFIX, Exporter
 from oscar_zoo.engines.sglang.compat import scheduling
-from oscar_zoo.engines.sglang.hooks.observation import (
-    INFO_LABELS,
-    METRICS,
-    PREFIX,
-    Exporter,
-    PrefixHits,
-)
+from oscar_zoo.engines.sglang.hooks.observation import PrefixHits
 from oscar_zoo.engines.sglang.hooks.requests import CANARY, CANARY_METRICS, Band
 
 prometheus = pytest.importorskip("prometheus_client")

@@ -1,13 +1,15 @@
-"""What `oscar-zoo serve --print --engine vllm` shows."""
+"""What `serve --print` and `fit-gpu` show with `--engine vllm`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from cli_output import Cli
 from tiny_artifacts import artifact_files, write_folder
 from tiny_models import EXAMPLE
 
+from oscar_zoo import fit_gpu
 from oscar_zoo.engines import served_artifact, settings
 from oscar_zoo.engines.vllm import command
 
@@ -37,3 +39,23 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
 def test_every_allowed_flag_is_told() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs/vllm.md").read_text("utf-8")
     assert [flag for flag in command.ALLOWED if f"`{flag}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "measured"),
+    [("BF16", 797_600), ("FP8", 1_595_712), ("INT2", 5_252_096), ("INT2", 5_396_864)],
+)
+def test_vllm_on_an_h200_had_as_many_tokens(kind: str, measured: int) -> None:
+    """vLLM 0.33.0 with its defaults, the shape of Qwen3-8B, 128 requests for INT2."""
+    memory = int(139.8 * 2**30)
+    report = fit_gpu("Qwen3-8B", memory, requests=128, engine="vllm")
+    assert abs(report.of_kind(kind).tokens / measured - 1) < 0.03
+
+
+def test_what_vllm_does_not_share_or_keep(cli: Cli) -> None:
+    line = ("fit-gpu", "--engine", "vllm", "--gpu")
+    cli.refused(2, *line, "2xH100", "Qwen3-8B")
+    cli.refused(1, *line, "H100", "Qwen3.5-27B")
+    facts = cli.json(0, *line, "RTX 4090", "Qwen3-32B")  # whose recipe asks for two GPUs
+    assert (facts["engine"], facts["gpus"], facts["fitting_gpus"]) == ("vllm", 1, None)
+    assert "--max-num-seqs=" in cli(0, *line, "H100", "Qwen3-8B")

@@ -3,7 +3,7 @@ code: Triton interprets the kernels of the runner, and the few other operations 
 asks for are here.
 
     python vllm_child.py cpu|cuda < JOB.json
-    python vllm_child.py serve ...          # vLLM's own command, on a CPU
+    python vllm_child.py -m MODULE ...      # another program with vLLM, on a CPU
 
 A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, `new` tokens for each, and
 whether this process had such a model `before`. On a CPU it also says whether decode steps read what
@@ -16,23 +16,27 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 MODE = sys.argv[1]
-CPU = MODE != "cuda"
+CPU, ROOT = MODE != "cuda", Path(__file__).resolve().parents[3]
 os.environ |= {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on a CPU also: no process for the worker alone
     "HF_HUB_OFFLINE": "1",
 }
-if MODE != "serve":
+if MODE != "-m":
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 if CPU:
-    os.environ["PYTHONPATH"] = str(Path(sys.prefix) / "vllm")
-    sys.path.insert(0, os.environ["PYTHONPATH"])
+    places = Path(sys.prefix) / "vllm", ROOT, ROOT / "kernels"
+    path = os.pathsep.join(map(str, places))
+    if os.environ.get("PYTHONPATH") != path:  # the code of this checkout, wherever it is installed
+        os.environ["PYTHONPATH"] = path
+        os.execv(sys.executable, [sys.executable, "-P", *sys.argv])
     os.environ |= {
         "VLLM_TARGET_DEVICE": "cpu",
         "CUDA_VISIBLE_DEVICES": "",  # else vLLM looks for a driver of Triton
@@ -164,10 +168,8 @@ def main() -> None:
     print(json.dumps({"requests": rounds, "events": events} | told))
 
 
-if __name__ == "__main__" and MODE == "serve":
-    from vllm.entrypoints.cli.main import main as command
-
-    sys.argv[0] = "vllm"
-    command()
+if __name__ == "__main__" and MODE == "-m":
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__")
 elif __name__ == "__main__":
     main()

@@ -87,9 +87,3 @@ def open_engine(arguments: Sequence[str]) -> Any:
 
     load_plugins()  # before the command line is read, because plugins add flags to it
     return sglang.Engine(server_args=prepare_server_args(list(arguments)))
-
-
-def release() -> str:
-    import sglang
-
-    return str(sglang.__version__)

@@ -209,28 +209,18 @@ def _crash(name: str, code: str) -> Cause:
 
 FIRST = "starting the engine"
 PHASES = (
-    (r"server_args=", "starting the workers"),
+    (r"server_args=|Using max model len", "starting the workers"),
     (r"Init (torch distributed|parallel) begin", "connecting the workers"),
-    (r"Load weight begin", "loading weights"),
+    (r"Load weight begin|Starting to load model", "loading weights"),
     (r"Load weight end", "allocating the cache"),
-    (r"Memory pool end", "preparing to run"),
+    (r"Memory pool end|Model loading took", "preparing to run"),
     (r"INT2 KV cache: compiling kernels", "compiling kernels"),
     (r"INT2 KV cache: kernels ready", "preparing to run"),
-    (r"Capture .*[Gg]raph begin", "capturing CUDA graphs"),
-    (r"max_total_num_tokens=", "starting the HTTP server"),
+    (r"Capture .*[Gg]raph begin|GPU KV cache size", "capturing CUDA graphs"),
+    (r"max_total_num_tokens=|Graph capturing finished", "starting the HTTP server"),
     (r"(INFO: +)?Application startup complete", "warming up"),
 )
-"""The beginning of a line, behind the time and the rank, and the phase that it opens."""
-PHASES_OF_VLLM = (
-    (r"Using max model len", "starting the workers"),
-    (r"Starting to load model", "loading weights"),
-    (r"Model loading took", "compiling"),
-    (r"INT2 KV cache: compiling kernels", "compiling kernels"),
-    (r"GPU KV cache size", "capturing CUDA graphs"),
-    (r"Graph capturing finished", "starting the HTTP server"),
-    (r"INFO: +Application startup complete", "warming up"),
-)
-OF_ENGINE = {"SGLang": PHASES, "vLLM": PHASES_OF_VLLM}
+"""The beginning of a line of SGLang or vLLM, behind time and rank, and the phase that it opens."""
 _LINE = re.compile(r"\[[^\]\n]*\] (?P<text>.*)")
 MOST_BYTES = 1 << 20
 """Bytes of the log that one look reads."""
@@ -239,11 +229,9 @@ MOST_BYTES = 1 << 20
 class PhaseReader:
     """The phase of the server that writes to `log`; every call of `current` reads what is new."""
 
-    def __init__(self, log: Path, engine: str = "SGLang") -> None:
-        self._log, self._phases = log, OF_ENGINE[engine]
-        self._opens = [re.compile(pattern) for pattern, _ in self._phases]
-        self._offset = 0
-        self._rest = b""
+    def __init__(self, log: Path) -> None:
+        self._log, self._offset, self._rest = log, 0, b""
+        self._opens = [re.compile(pattern) for pattern, _ in PHASES]
         self._reached = -1
 
     def current(self) -> str:
@@ -255,7 +243,7 @@ class PhaseReader:
             for place, pattern in enumerate(self._opens):
                 if place > self._reached and pattern.match(text):
                     self._reached = place
-        return FIRST if self._reached < 0 else self._phases[self._reached][1]
+        return FIRST if self._reached < 0 else PHASES[self._reached][1]
 
     def _new_lines(self) -> list[str]:
         try:

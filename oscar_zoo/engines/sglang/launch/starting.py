@@ -20,13 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from oscar_zoo import paths
-from oscar_zoo.artifact.durable import (
-    check_private,
-    make_folders,
-    refuse_links,
-    storage_errors,
-    write_new,
-)
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import artifact_digest, file_digest, read_file
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
@@ -35,12 +29,6 @@ from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.sglang.front.access import FrontSettings
 from oscar_zoo.engines.sglang.front.middleware import PATH as FRONT
 from oscar_zoo.engines.sglang.launch import plan, server, user_flags
-from oscar_zoo.engines.sglang.launch.plan import (
-    ServeOptions,
-    child_environment,
-    rank_port,
-    set_variables,
-)
 from oscar_zoo.engines.sglang.launch.server_log import PhaseReader
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.sizing import device_flags
@@ -90,7 +78,7 @@ class OtherEngine(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WantedServer(ServeOptions):
+class WantedServer(plan.ServeOptions):
     """A server to start, with a verified artifact that holds K and V. Its start, and one answer to
     its client, may take `timeout` seconds; `environment` has variables beside those of this
     process; for `origins` and `engine_api` see `FrontSettings`. `other` is an engine in
@@ -148,7 +136,7 @@ def own_server(wanted: WantedServer, news: StartObserver) -> Iterator[StartedSer
         )
         settings, engine = write_front(private, front)
         port = wanted.port or plan.free_port()
-        ranks = rank_port(wanted.flags, wanted.tensor_parallel, listens=port)
+        ranks = plan.rank_port(wanted.flags, wanted.tensor_parallel, listens=port)
         options = replace(wanted, port=port, flags=wanted.flags.after(*ranks))
         planned = plan.plan(
             options,
@@ -194,10 +182,10 @@ def _stock_plan(wanted: StockServer, port: int) -> plan.LaunchPlan:
         **device_flags(wanted.device),
     }
     argv = plan.server_words(wanted.device, wanted.gpu, wanted.revision, flags)
-    argv += [*rank_port(wanted.flags, listens=port), *wanted.flags.words]
+    argv += [*plan.rank_port(wanted.flags, listens=port), *wanted.flags.words]
     kernels = kernels_folder()
-    env = child_environment(os.environ, device=wanted.device, kernels=kernels)
-    sets = set_variables(device=wanted.device, kernels=kernels) | {"SGLANG_PLUGINS": NO_PLUGIN}
+    env = plan.child_environment(os.environ, device=wanted.device, kernels=kernels)
+    sets = plan.set_variables(device=wanted.device, kernels=kernels) | {"SGLANG_PLUGINS": NO_PLUGIN}
     return plan.LaunchPlan(tuple(argv), env | sets, plan.url(plan.LOOPBACK, port), sets)
 
 
@@ -207,7 +195,7 @@ def _healthy(
 ) -> Iterator[tuple[server.Server, str]]:
     """The child of a plan once it is healthy, and where a client on this machine reaches it."""
     news.starting(log, planned.engine)
-    phases = PhaseReader(log, planned.engine)
+    phases = PhaseReader(log)
     with server.running(planned, log) as child:
         child.wait_until_healthy(timeout, lambda seconds: news.phase(phases.current(), seconds))
         yield child, plan.client_url(planned.url)
@@ -215,7 +203,7 @@ def _healthy(
 
 def log_file(name: str) -> Path:
     folder = paths.state_dir() / "logs"
-    make_folders(folder, mode=0o700)
+    durable.make_folders(folder, mode=0o700)
     return folder / f"{name}.log"
 
 
@@ -238,11 +226,11 @@ def kernels_folder() -> Path:
     """The folder of compiled kernels, which stay from one start to the next; only this user may
     enter it."""
     folder = paths.cache_dir() / "kernels"
-    refuse_links(folder.parent, folder.name)
-    with storage_errors(f"cannot make {folder}", cache=True):
-        check_private(folder.parent)
-        make_folders(folder, mode=0o700)
-        check_private(folder, open_to=0o077)
+    durable.refuse_links(folder.parent, folder.name)
+    with durable.storage_errors(f"cannot make {folder}", cache=True):
+        durable.check_private(folder.parent)
+        durable.make_folders(folder, mode=0o700)
+        durable.check_private(folder, open_to=0o077)
     return folder
 
 
@@ -272,7 +260,7 @@ def stage_rotations(verified: Verified, folder: Path) -> str:
         )
     folder.mkdir(mode=0o700)
     for role, rotations in (("k", verified.k), ("v", verified.v)):
-        write_new(folder / FILES[role], rotation_bytes(rotations), mode=0o400)
+        durable.write_new(folder / FILES[role], rotation_bytes(rotations), mode=0o400)
     return folder_digest(folder)
 
 
@@ -280,10 +268,10 @@ def write_front(folder: Path, front: FrontSettings) -> tuple[Path, Path]:
     """Write the settings of a server's front, and the engine's configuration file with the keys
     that the engine knows; both with mode 0600."""
     settings, engine = folder / "front.json", folder / "engine.yaml"
-    write_new(settings, front.to_bytes(), mode=0o600)
+    durable.write_new(settings, front.to_bytes(), mode=0o600)
     keys = {"api-key": front.engine_key, "admin-api-key": front.administration_key}
     lines = [f'{name}: "{key}"\n' for name, key in keys.items() if key is not None]
-    write_new(engine, "".join(lines).encode(), mode=0o600)
+    durable.write_new(engine, "".join(lines).encode(), mode=0o600)
     return settings, engine
 
 

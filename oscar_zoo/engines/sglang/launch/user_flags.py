@@ -87,12 +87,7 @@ DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size")
 PIPELINE_PARALLEL = ("--pp", "--pp-size", "--pipeline-parallel-size")
 ATTENTION_DATA_PARALLEL = ("--attn-dp-size", "--attention-data-parallel-size")
 DP_ATTENTION = "--enable-dp-attention"
-UNKNOWN_WEIGHTS = (
-    "--quantization",
-    "--cpu-offload-gb",
-    "--load-format",
-    "--json-model-override-args",
-)
+UNKNOWN_WEIGHTS = "--quantization --cpu-offload-gb --load-format --json-model-override-args".split()
 """Flags with which the size of the weights cannot be told from the files of a model."""
 
 

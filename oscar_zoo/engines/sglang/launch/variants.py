@@ -12,19 +12,14 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.launch.user_flags import TENSOR_PARALLEL, UserFlags
 from oscar_zoo.errors import UsageError
 
 MOST = 64
 """Combinations of values."""
 OWN_FLAGS = (
-    "--chunked-prefill-size",
-    "--page-size",
-    "--disable-radix-cache",
-    "--tp",
-    "--tp-size",
-    "--tensor-parallel-size",
-    "--dtype",
+    *TENSOR_PARALLEL,
+    *"--chunked-prefill-size --page-size --disable-radix-cache --dtype".split(),
 )
 
 
