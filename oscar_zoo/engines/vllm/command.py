@@ -164,12 +164,10 @@ def environment(env: Mapping[str, str], gpu: int) -> dict[str, str]:
 
 
 def first_gpu(number: int, env: Mapping[str, str]) -> dict[str, str]:
-    """vLLM takes the first GPUs that it sees."""
+    """vLLM takes the first GPUs that it sees, up to a number that this machine has not."""
     name = "CUDA_VISIBLE_DEVICES"
     seen = [one for one in env.get(name, "").split(",") if one]
-    shown = seen[number:] or map(
-        str, range(number, 8)
-    )  # it reads up to the first that is not there
+    shown = seen[number:] or map(str, range(number, number + 8))
     return {name: ",".join(shown)} if number else {}
 
 

@@ -52,10 +52,9 @@ def test_vllm_on_an_h200_had_as_many_tokens(kind: str, measured: int) -> None:
     assert abs(report.of_kind(kind).tokens / measured - 1) < 0.03
 
 
-def test_what_vllm_does_not_share_or_keep(cli: Cli) -> None:
+def test_what_fits_vllm(cli: Cli) -> None:
     line = ("fit-gpu", "--engine", "vllm", "--gpu")
-    cli.refused(2, *line, "2xH100", "Qwen3-8B")
     cli.refused(1, *line, "H100", "Qwen3.5-27B")
     facts = cli.json(0, *line, "RTX 4090", "Qwen3-32B")  # whose recipe asks for two GPUs
-    assert (facts["engine"], facts["gpus"], facts["fitting_gpus"]) == ("vllm", 1, None)
+    assert (facts["engine"], facts["gpus"], facts["fitting_gpus"]) == ("vllm", 2, 4)
     assert "--max-num-seqs=" in cli(0, *line, "H100", "Qwen3-8B")
