@@ -27,13 +27,12 @@ MIXED = (
 )  # fmt: skip
 
 
-def pair(model: LoadedModel, role: str, centered: bool) -> RotationSet:
-    """General, and `centered` keys lack a mean, which caps and learned sinks see."""
+def pair(model: LoadedModel, role: str) -> RotationSet:
+    """General, and keys lack a mean, which caps and learned sinks see."""
     block, ids = model.block, model.block.attention_layers
     made = general_set(role, len(ids), block.num_kv_heads, block.head_dim, seed=3)
-    own = [{"layer_id": at} if centered else {"layer_id": at, "mean": None} for at in ids]
-    layers = tuple(replace(one, **x) for one, x in zip(made.layers, own, strict=True))
-    return replace(made, layers=layers, centered=centered and made.centered)
+    layers = zip(made.layers, ids, strict=True)
+    return replace(made, layers=tuple(replace(one, layer_id=at) for one, at in layers))
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -43,8 +42,7 @@ def test_tokens_of_mixed_models(name: str, device: str, replayed: Any, tmp_path:
     model.model.set_experts_implementation("eager")
     windows, group = Windows(sink=4, recent=9), model.block.head_dim // 4
     recipe = ServingRecipe(group_size=group, clip=Clip(k=0.96, v=0.92), windows=windows)
-    centered = (device, name) != ("cuda", "gemma2")  # kernels have no caps with centred keys
-    spec = CacheSpec(pair(model, "k", centered), pair(model, "v", centered), recipe)
+    spec = CacheSpec(pair(model, "k"), pair(model, "v"), recipe)
     assert spec.k is not None and spec.v is not None
     for way in ("keep", "auto"):
         cache = OscarCache(model.model, spec.k, spec.v, recipe, attention=way)  # type: ignore[arg-type]
