@@ -16,11 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from oscar_kernels.cache import BatchView, Transforms, WindowState, allocate
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.engines.transformers.codes import decode_attention
 from oscar_zoo.engines.transformers.steps import SPARE, Steps
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops
-
-PLAIN = replace(REFERENCES, decode=decode_attention)
 
 GROWTH = 512
 """Tokens by which the store of codes grows. It is copied then, a layer at a time; spare room of an
@@ -38,7 +35,7 @@ in_place: Callable[[F], F] = torch.inference_mode()
 
 def ops_of(device: torch.device) -> Ops:
     """The kernels on NVIDIA GPUs, and elsewhere their definition in plain torch."""
-    return KERNELS if device.type == "cuda" and torch.version.hip is None else PLAIN
+    return KERNELS if device.type == "cuda" and torch.version.hip is None else REFERENCES
 
 
 @dataclass(frozen=True)
