@@ -19,6 +19,7 @@ from oscar_zoo.engines.transformers.rows import LayerSpec, Rows, in_place
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models.attention import BLOCKED, Softmax, exact_attention
 from oscar_zoo.runtime import engine
+from oscar_zoo.runtime.dispatch import KERNELS
 
 if TYPE_CHECKING:
     from oscar_zoo.engines.transformers.cache import OscarCache
@@ -142,7 +143,7 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         return (
             0 < rows.length >= max(self.owner.steps.pads)
             and new <= min(MOST_DRAFTS, rows.store.recent)
-            and heads // rows.store.num_kv_heads <= LARGEST_GROUP
+            and (heads // rows.store.num_kv_heads <= LARGEST_GROUP or rows.ops is not KERNELS)
             and (softmax.cap is None or rows.spec.transforms.k_mean is None)
         )
 
