@@ -135,7 +135,7 @@ def _carried_on(
 def dequantize_codes(codes: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
     """`code * scale + offset` with the stored scale and offset; `[..., head_dim]` float32."""
     groups = codes.unflatten(-1, (spec.num_groups, spec.group_size)).float()
-    return (groups * affine[..., :1].float() + affine[..., 1:].float()).flatten(-2)
+    return (groups * affine[..., :1].float()).add_(affine[..., 1:].float()).flatten(-2)
 
 
 def pack(codes: Tensor, bits: int = BITS) -> Tensor:
@@ -158,7 +158,7 @@ def unpack(packed: Tensor, bits: int = BITS) -> Tensor:
     """Inverse of `pack`: `[..., head_dim * bits // 8]` bytes to `[..., head_dim]` codes, uint8."""
     parts = packed.unflatten(-1, (bits // 2, packed.shape[-1] * 2 // bits))
     mask = (1 << bits) - 1
-    quarters = [(parts >> (bits * index)) & mask for index in range(8 // bits)]
+    quarters = [(parts >> (bits * index)).bitwise_and_(mask) for index in range(8 // bits)]
     return torch.stack(quarters, dim=-2).flatten(-3)
 
 

@@ -7,7 +7,8 @@ at a time, in the dtype of the query: float64 queries make it the oracle.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
@@ -26,6 +27,8 @@ from oscar_kernels.cache import (
 from oscar_kernels.spec import code_bytes
 
 Parts = Literal["all", "slots", "windows"]
+BLOCK = 1 << 19
+"""Channels of keys that a decode step dequantizes at once, 2 MB."""
 
 
 def write_kv_int2(
@@ -86,11 +89,7 @@ def transform_rows(x: Tensor, matrix: Tensor, mean: Tensor | None = None) -> Ten
 
 
 def _write_slots(
-    k_rows: Tensor,
-    v_rows: Tensor,
-    cache: LayerCache,
-    targets: TokenTargets,
-    feedback: Tensor | None,
+    k_rows: Tensor, v_rows: Tensor, cache: LayerCache, targets: TokenTargets, feedback: Any
 ) -> None:
     by_head = quantizer.quantize(k_rows.transpose(0, 1), cache.k_spec, feedback)
     k_codes, k_affine = (one.transpose(0, 1) for one in by_head)
@@ -107,10 +106,8 @@ def _write_windows(
     last = positions >= targets.ends - cache.recent
     first = positions < cache.sink
     blocks = windows.sink_block.long()[rows]
-    for new, ring, sink in (
-        (k_rows, cache.ring_k, cache.sink_k),
-        (v_rows, cache.ring_v, cache.sink_v),
-    ):
+    sides = (k_rows, cache.ring_k, cache.sink_k), (v_rows, cache.ring_v, cache.sink_v)
+    for new, ring, sink in sides:
         if cache.recent:
             ring[rows[last], positions[last] % cache.ring_rows] = new[last].to(ring.dtype)
         if cache.sink:
@@ -159,28 +156,15 @@ def cached_rows(
     batch: BatchView,
     request: int,
     dtype: torch.dtype,
-    *,
-    drafts: int = 0,
-    seen: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Transformed K and V of every cached position of one request, from the tier that holds it.
-
-    Args:
-        drafts: last tokens of the request that are left out.
-        seen: how many of these the query sees; older tokens leave its window as they do when these
-            are cached.
-
-    Returns:
-        `[n, H, Dk]` and `[n, H, Dv]` of `dtype`, with `n` tokens that are no drafts.
-    """
+    """Transformed K and V of every cached position of one request, from the tier that holds it:
+    `[n, H, Dk]` and `[n, H, Dv]` of `dtype`."""
     first, last = batch.kv_indptr[request : request + 2].tolist()
-    length, row = last - first - drafts, int(batch.rows[request])
+    length, row = last - first, int(batch.rows[request])
     slots = batch.kv_indices[first : first + length].long()
     position = torch.arange(length, device=slots.device)
-    keys, values = stored_rows(cache, slots)
-    keys, values = keys.to(dtype), values.to(dtype)
-
-    start = max(length + seen - cache.recent, int(batch.windows.ring_start[row]))
+    keys, values = (x.to(dtype) for x in stored_rows(cache, slots))
+    start = max(length - cache.recent, int(batch.windows.ring_start[row]))
     recent = position[position >= start]
     if len(recent):
         keys[recent] = cache.ring_k[row, recent % cache.ring_rows].to(dtype)
@@ -194,16 +178,14 @@ def cached_rows(
 
 def stored_rows(cache: LayerCache, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Dequantized `[n, H, Dk]` and `[n, H, Dv]` of slots, float32."""
-    split, groups = code_bytes(cache.k_spec), 2 * cache.k_spec.num_groups
-    codes, affine = cache.codes[slots], cache.affine[slots]
-    return (
-        quantizer.dequantize(
-            codes[..., :split], affine[..., :groups].unflatten(-1, (-1, 2)), cache.k_spec
-        ),
-        quantizer.dequantize(
-            codes[..., split:], affine[..., groups:].unflatten(-1, (-1, 2)), cache.v_spec
-        ),
+    bounds = code_bytes(cache.k_spec), 2 * cache.k_spec.num_groups
+    chosen = (x.index_select(0, slots).transpose(0, 1) for x in (cache.codes, cache.affine))
+    pairs = (x.tensor_split([at], -1) for x, at in zip(chosen, bounds, strict=True))
+    keys, values = (  # by head, as products want them
+        quantizer.dequantize(codes.contiguous(), affine.unflatten(-1, (-1, 2)), spec)
+        for codes, affine, spec in zip(*pairs, (cache.k_spec, cache.v_spec), strict=True)
     )
+    return keys.transpose(0, 1), values.transpose(0, 1)
 
 
 def decode_attention(
@@ -243,38 +225,63 @@ def decode_attention(
     Returns:
         `[B, Hq, Dv]` or `[B * n, Hq, Dv]` in the dtype of the query, or `out`.
     """
-    rows = []
-    for index in range(query.shape[0]):
-        if drafts is None:
-            keys, values = cached_rows(cache, batch, index, query.dtype)
-        else:
-            keys, values = _rows_of_node(cache, batch, drafts, index, query.dtype)
-        one, sums = attend(query[index : index + 1], keys, values, sm_scale, logit_cap)
-        rows.append(one if sink_logits is None else with_sink(one, sums, sink_logits[index]))
-    result = apply_o_partner(
-        torch.cat(rows) if rows else query.new_zeros(0, query.shape[1], cache.v_spec.head_dim),
-        o_partner,
-    )
+    result = query.new_zeros(*query.shape[:2], cache.v_spec.head_dim)
+    count = 1 if drafts is None else drafts.count
+    for request in range(query.shape[0] // count):
+        own = slice(request * count, (request + 1) * count)
+        q = query[own].unflatten(1, (cache.num_kv_heads, -1)).permute(1, 2, 0, 3)
+        sums = q.new_full((*q.shape[:3], 1), -torch.inf)
+        merged = torch.zeros_like(sums)
+        for keys, values, seen in _blocks(cache, batch, request, drafts):
+            logits = (q.flatten(1, 2) @ keys.to(q.dtype).mT).unflatten(1, q.shape[1:3]) * sm_scale
+            if logit_cap:
+                logits = logit_cap * torch.tanh(logits / logit_cap)
+            logits = logits.masked_fill(~seen, -torch.inf)
+            before, sums = sums, sums.logaddexp(logits.logsumexp(-1, keepdim=True))
+            new = (logits - sums).exp().flatten(1, 2) @ values.to(q.dtype)
+            merged = merged * (before - sums).exp() + new.unflatten(1, q.shape[1:3])
+        one, lse = (x.permute(2, 0, 1, 3).flatten(1, 2) for x in (merged, sums))
+        result[own] = one if sink_logits is None else with_sink(one, lse[..., 0], sink_logits[own])
+    result = apply_o_partner(result, o_partner)
     return result if out is None else out.copy_(result)
 
 
-def _rows_of_node(
-    cache: LayerCache, batch: BatchView, drafts: Drafts, index: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """K and V that draft `index` of a batch reads: of sure tokens, then of its ancestors and
-    itself."""
-    request, node = divmod(index, drafts.count)
-    if batch.kv_indptr[request + 1] == batch.kv_indptr[request]:
-        return cached_rows(cache, batch, request, dtype)
-    bits = (2 << node) - 1 if drafts.mask is None else int(drafts.mask[index])
-    nodes = torch.tensor([i for i in range(drafts.count) if bits >> i & 1], dtype=torch.int64)
-    keys, values = cached_rows(cache, batch, request, dtype, drafts=drafts.count, seen=len(nodes))
-    row = int(batch.rows[request])
-    at = (len(keys) + nodes.to(keys.device)) % cache.ring_rows
-    return (
-        torch.cat([keys, cache.ring_k[row, at].to(dtype)]),
-        torch.cat([values, cache.ring_v[row, at].to(dtype)]),
-    )
+def _blocks(
+    cache: LayerCache, batch: BatchView, request: int, drafts: Drafts | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows that a token or the drafts of a request read, `[H, n, Dk]` and `[H, n, Dv]`: those of
+    windows, then dequantized ones; and which of them each reads, `[1 or drafts, n]` bool."""
+    first, last = batch.kv_indptr[request : request + 2].tolist()
+    row, slots = int(batch.rows[request]), batch.kv_indices[first:last].long()
+    at, count = torch.arange(last - first, device=slots.device), drafts.count if drafts else 0
+    if not len(at):
+        return
+    ancestors = torch.ones(max(1, count), count, dtype=torch.bool, device=at.device).tril()
+    if drafts is not None and drafts.mask is not None:
+        bits = drafts.mask[request * count :][:count, None].to(at.device)
+        ancestors = (bits >> torch.arange(count, device=at.device)) & 1 == 1
+    sure = len(at) - count
+    seen = torch.cat([ancestors.new_ones(len(ancestors), sure), ancestors], 1)
+    start = window_start(sure + ancestors.sum(1, keepdim=True), cache, batch.windows, row)
+    recent = (at >= start) | (at >= sure)
+    early = (at >= int(batch.windows.sink_from[row])) & (at < min(cache.sink, sure))
+    sink, ring, coded = (at[x] for x in (early, recent.any(0) & ~early, ~recent.all(0) & ~early))
+    if len(sink) + len(ring):
+        block = int(batch.windows.sink_block[row])
+        k, v = (
+            torch.cat([sinks[block, sink], rings[row, ring % cache.ring_rows]]).transpose(0, 1)
+            for sinks, rings in ((cache.sink_k, cache.ring_k), (cache.sink_v, cache.ring_v))
+        )
+        yield k, v, (seen & (recent | early))[:, torch.cat([sink, ring])]
+    size = max(1, BLOCK // (cache.num_kv_heads * cache.k_spec.head_dim))
+    for piece in coded.split(size):
+        k, v = (x.transpose(0, 1) for x in stored_rows(cache, slots[piece]))
+        yield k, v, (seen & ~recent)[:, piece]
+
+
+def window_start(tokens: Tensor, cache: LayerCache, windows: WindowState, row: int) -> Tensor:
+    """The first position in the window of a query that is the last one of so many tokens."""
+    return (tokens - cache.recent).clamp(min=int(windows.ring_start[row]))
 
 
 def extend_attention(
@@ -307,9 +314,7 @@ def extend_attention(
     """
     result = query.new_zeros(*query.shape[:2], cache.v_spec.head_dim)
     sums = torch.full(query.shape[:2], -torch.inf, dtype=query.dtype, device=query.device)
-    for request, (first, last) in enumerate(
-        zip(qo_indptr[:-1].tolist(), qo_indptr[1:].tolist(), strict=True)
-    ):
+    for request, (first, last) in enumerate(pairwise(qo_indptr.tolist())):
         keys, values = cached_rows(cache, batch, request, query.dtype)
         new = slice(first, last)
         keys = torch.cat([keys, key[new].to(query.dtype)])
@@ -398,7 +403,7 @@ def pack_slots(
         step.positions.copy_(lengths - 1)
     bounds = [0, *lengths.cumsum(0).tolist()]
     kv_indptr.copy_(torch.tensor(bounds))
-    for row, first, last in zip(rows.tolist(), bounds[:-1], bounds[1:], strict=True):
+    for row, (first, last) in zip(rows.tolist(), pairwise(bounds), strict=True):
         at = torch.arange(last - first, device=table.device)
         out[first:last] = table[row, at // page] * page + at % page
 
@@ -440,11 +445,8 @@ class DraftCommit:
         """
         table = accepted.view(-1, count)
         request, depth = (table >= 0).nonzero(as_tuple=True)
-        node, row, length = (
-            table[request, depth].long(),
-            rows[request].long(),
-            lengths[request].long(),
-        )
+        node = table[request, depth].long()
+        row, length = rows[request].long(), lengths[request].long()
         slots = out_loc.long().view(-1, count)
         old, new = slots[request, node], slots[request, depth]
         first = length + depth < self.caches[0].sink

@@ -364,8 +364,9 @@ def kernel_tests(check: Check) -> str:
 
 def in_transformers(check: Check) -> str:
     """`OscarCache` in `model.generate`: tokens against the reference, and bytes."""
-    file = "tests/engines/transformers/test_devices.py"
-    return _tests(check, "-k", f"on-{check.device}", file)
+    if check.device == "cuda":
+        return _tests(check, "-k", "cuda", "-n", "4", "tests/engines/transformers")
+    return _tests(check, "-k", "on-cpu", "tests/engines/transformers/test_devices.py")
 
 
 def in_vllm(check: Check) -> str:

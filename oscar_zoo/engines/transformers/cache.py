@@ -204,19 +204,6 @@ class OscarCache(Cache):  # type: ignore[misc]
         self.waiting = None
         self.graph = StepGraph(self) if self.graph else None
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.steps.select(beam_idx)
-        super().reorder_cache(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.steps.select(indices)
-        super().batch_select_indices(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        each = torch.arange(len(self.steps.pads), device="cpu").repeat_interleave(repeats)
-        self.steps.select(each)
-        super().batch_repeat_interleave(repeats)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> OscarCache:
         made = memo[id(self)] = type(self).__new__(type(self))
         memo[id(self._config)] = self._config  # it says how the model attends now

@@ -15,11 +15,9 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from oscar_kernels.cache import MOST_DRAFTS, Drafts
 from oscar_kernels.decode_attention.launcher import LARGEST_GROUP
-from oscar_kernels.reference import apply_o_partner
-from oscar_zoo.engines.transformers import codes
 from oscar_zoo.engines.transformers.rows import LayerSpec, Rows, in_place
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.models.attention import BLOCKED, Softmax, attend, exact_attention
+from oscar_zoo.models.attention import BLOCKED, Softmax, exact_attention
 from oscar_zoo.runtime import engine
 from oscar_zoo.runtime.dispatch import KERNELS
 
@@ -38,8 +36,8 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
     """One attention layer of an `OscarCache`.
 
     With the attention function `oscar_int2`, `update` only keeps the new tokens, and `attend`
-    does all else, because it has the queries and the mask. With any other one `update` gives all
-    rows in the model's own basis.
+    does all else, because it has the queries and the mask: few tokens read codes. With any other
+    one, and for many tokens, all rows of the layer are made, in the basis of the model.
     """
 
     def __init__(self, index: int, spec: LayerSpec, owner: OscarCache) -> None:
@@ -71,18 +69,20 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         with torch.cuda.device_of(key_states):  # kernels are launched on the current one
             return self._all_rows(key_states, value_states)
 
-    def _all_rows(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+    def _all_rows(
+        self, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Write new tokens; gives keys and values of all, in the basis of the model."""
-        rows, new = self._rows, key_states.shape[2]
+        rows, new = self._rows, key.shape[2]
         if not rows.length:
-            self._begin(len(key_states), None)
-            rows.write(key_states, value_states)
-            return key_states, value_states
+            if self.index == self.owner.block.attention_layers[0]:  # for all layers
+                self.owner.steps.begin(len(key), mask)
+            rows.write(key, value)
+            return key, value
         # A token that is decoded counts itself in the window; a chunk reads the window before it.
-        old = rows.read(rows.length + 1 if new == 1 else rows.length, torch.float32)
-        rows.write(key_states, value_states)
-        keys, values = (x.to(key_states.dtype) for x in rows.restored(*old))
-        return torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
+        keys, values = rows.read(rows.length + 1 if new == 1 else rows.length, key.dtype)
+        rows.write(key, value)
+        return torch.cat([keys, key], 2), torch.cat([values, value], 2)
 
     def crop(self, count: int) -> None:
         if self.rows is None:
@@ -93,6 +93,8 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.rows is not None:
+            if self.index == self.owner.block.attention_layers[0]:
+                self.owner.steps.select(indices)
             self.rows.select(indices)
 
     reorder_cache = batch_select_indices
@@ -100,7 +102,7 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.rows is not None:
             each = torch.arange(self.rows.batch, device="cpu")
-            self.rows.select(each.repeat_interleave(repeats))
+            self.batch_select_indices(each.repeat_interleave(repeats))
 
     def reset(self) -> None:
         self.rows = self._new = self.keys = self.values = None
@@ -109,10 +111,6 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
     @property
     def nbytes(self) -> int:
         return 0 if self.rows is None else self.rows.nbytes
-
-    def _begin(self, batch: int, mask: Tensor | None) -> None:
-        if self.index == self.owner.block.attention_layers[0]:  # for all layers
-            self.owner.steps.begin(batch, mask)
 
     @property
     def _rows(self) -> Rows:
@@ -131,73 +129,41 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
                 raise UnsupportedModel(f"layer {self.index} uses {what}, which no INT2 cache has.")
         assert self._new is not None
         (key, value), self._new, self.owner.waiting = self._new, None, None
-        rows, new = self._rows, query.shape[2]
-        if not rows.length:
-            self._begin(len(key), mask)
-            rows.write(key, value)
-            found: Tensor = exact_attention(module, query, key, value, mask, **given)[0]
-            return found
-        if new <= min(MOST_DRAFTS, rows.store.recent):
-            return self._few(query, key, value, Softmax.of_call(query, given))
-        return self._many(module, query, key, value, mask, given)
+        softmax = Softmax.of_call(query, given)
+        if self._reads_codes(query, softmax):
+            return self._few(query, key, value, softmax)
+        keys, values = self._all_rows(key, value, mask)
+        found: Tensor = exact_attention(module, query, keys, values, mask, **given)[0]
+        return found
+
+    def _reads_codes(self, query: Tensor, softmax: Softmax) -> bool:
+        """Whether new tokens are few behind others, none of them is padding, and kernels know how
+        they attend; they know no cap on keys that lack their mean."""
+        rows, (_, heads, new, _) = self._rows, query.shape
+        return (
+            0 < rows.length >= max(self.owner.steps.pads)
+            and new <= min(MOST_DRAFTS, rows.store.recent)
+            and (heads // rows.store.num_kv_heads <= LARGEST_GROUP or rows.ops is not KERNELS)
+            and (softmax.cap is None or rows.spec.transforms.k_mean is None)
+        )
 
     @in_place
     def _few(self, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
         """Tokens that each read what they would read if they had come one by one."""
         rows, (batch, heads, new, _) = self._rows, query.shape
-        shift, partner = self._shift(query, softmax), rows.spec.transforms.o_partner
-        kernels = rows.ops is KERNELS and heads // rows.store.num_kv_heads <= LARGEST_GROUP
-        if kernels and shift is not None and softmax.cap is not None:
-            raise UnsupportedModel("a soft cap does not go with keys that lack their mean.")
-        turned = rows.write(key, value, query)
+        turned, transforms = rows.write(key, value, query), rows.spec.transforms
         assert turned is not None
-        if not kernels or max(rows.steps.pads) > rows.length - new:  # some of them are padding
-            rows.steps.need_host()
-            out = codes.attend(rows, turned.unflatten(0, (new, batch)).float(), softmax, shift)
-            out = apply_o_partner(out.flatten(0, 1), partner).unflatten(0, (new, batch))
-            return out.transpose(0, 1).to(query.dtype)
         by_sequence = turned.unflatten(0, (new, batch)).transpose(0, 1).flatten(0, 1)
         own = engine.Softmax(softmax.scaling, softmax.cap or 0.0, softmax.sinks)
         plain = query.transpose(1, 2).flatten(0, 1)
         chain: dict[str, Any] = {"drafts": Drafts(new)} if new > 1 else {"prefix_stable": True}
         out = rows.ops.decode(
             by_sequence.contiguous(), rows.store, rows.view(), sm_scale=own.scale,
-            logit_cap=own.cap, sink_logits=own.sink_logits(plain, rows.spec.transforms.k_mean),
-            o_partner=partner, workspace=self.owner.workspace(rows, heads, new), **chain,
+            logit_cap=own.cap, sink_logits=own.sink_logits(plain, transforms.k_mean),
+            o_partner=transforms.o_partner, workspace=self.owner.workspace(rows, heads, new),
+            **chain,
         )  # fmt: skip
         return out.unflatten(0, (batch, new)).to(query.dtype)
-
-    def _many(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Any
-    ) -> Tensor:
-        """A chunk, which reads its own tokens exactly and older ones as they are in the cache."""
-        rows, t, softmax = self._rows, self._rows.spec.transforms, Softmax.of_call(query, given)
-        old = rows.read(rows.length, key.dtype)
-        rows.write(key, value)
-        own = _turned(key, t.k_forward, t.k_mean), _turned(value, t.v_forward)
-        keys, values = (torch.cat([x, y], 2) for x, y in zip(old, own, strict=True))
-        moved, shift = _turned(query, t.q_partner), self._shift(query, softmax)
-        if shift is None:
-            out = exact_attention(module, moved, keys, values, mask, **given)[0].transpose(1, 2)
-        else:
-            out = attend(moved, keys, values, mask, softmax, shift=shift)
-        return _turned(out, t.o_partner.mT).transpose(1, 2).contiguous()
-
-    def _shift(self, query: Tensor, softmax: Softmax) -> Tensor | None:
-        """What keys without their mean lack in the logits, `[B, num_q_heads, T, 1]`; a plain
-        softmax ignores it."""
-        mean = self._rows.spec.transforms.k_mean
-        if mean is None or softmax.plain:
-            return None
-        own = mean.repeat_interleave(query.shape[1] // len(mean), 0)
-        return softmax.scaling * (query.float() @ own[..., None])
-
-
-def _turned(x: Tensor, matrix: Tensor, mean: Tensor | None = None) -> Tensor:
-    """`[B, heads, T, d]` times a matrix of each KV head or of all, in the dtype of `x`."""
-    wide = x.float().unflatten(1, (len(matrix), -1))
-    wide = wide if mean is None else wide - mean.unflatten(0, (len(mean), 1))[:, :, None]
-    return (wide @ matrix[:, None]).flatten(1, 2).to(x.dtype)
 
 
 def oscar_attention(

@@ -97,7 +97,7 @@ class Rows:
         """Append tokens, `[B, heads, T, channels]`; returns the transformed query, `[T * B,
         num_q_heads, head_dim]`, token by token."""
         first, new = self.length, key.shape[2]
-        end, recent, late = first + new, self.store.recent, self.ops is REFERENCES
+        end, recent, late = first + new, self.store.recent, self.ops is not KERNELS
         self._reserve(end)
         self.count(end)
         flat = [x.permute(2, 0, 1, 3).flatten(0, 1) for x in (key, value)]
@@ -117,7 +117,7 @@ class Rows:
         """There are `length` tokens of each sequence, written here or by a graph."""
         self.length = length
         self.ring_from = max(self.ring_from, length - self.store.ring_rows)
-        if self.ops is not REFERENCES:
+        if self.ops is KERNELS:
             self.coded = length
 
     @property
@@ -159,17 +159,23 @@ class Rows:
 
     @in_place
     def read(self, reader: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Transformed rows of all tokens, `[B, num_kv_heads, n, channels]`, as a sequence of
-        `reader` tokens reads them. Those of padding are zeros."""
-        lengths = self.steps.lengths(self.length)
-        found = []
-        for spec in (self.spec.k, self.spec.v):
-            shape = sum(lengths), self.store.num_kv_heads, spec.head_dim
-            found.append(torch.empty(shape, dtype=dtype, device=self.device))
-        view = self.view(reader - self.store.recent)
-        self.ops.materialize(self.store, view, out_k=found[0], out_v=found[1])
-        k, v = (pad_sequence(x.split(lengths), True, padding_side="left") for x in found)
-        return k.transpose(1, 2), v.transpose(1, 2)
+        """Rows of all tokens in the basis of the model, `[B, num_kv_heads, n, channels]`, as a
+        sequence of `reader` tokens reads them."""
+        lengths, t = self.steps.lengths(self.length), self.spec.transforms
+        k, v = (
+            torch.empty(
+                sum(lengths), self.store.num_kv_heads, x.head_dim, dtype=dtype, device=self.device
+            )
+            for x in (self.spec.k, self.spec.v)
+        )
+        self.ops.materialize(self.store, self.view(reader - self.store.recent), out_k=k, out_v=v)
+
+        def restored(x: Tensor, partner: Tensor, mean: Tensor | None = None) -> Tensor:
+            padded = pad_sequence(x.split(lengths), True, padding_side="left").transpose(1, 2)
+            own = padded.float() @ partner.mT
+            return (own if mean is None else own + mean[:, None]).to(dtype)
+
+        return restored(k, t.q_partner, t.k_mean), restored(v, t.o_partner)
 
     @in_place
     def crop(self, length: int) -> None:
@@ -199,11 +205,3 @@ class Rows:
         blocks = torch.arange(len(index), dtype=torch.int32, device=self.device)
         start = self.steps.start(self.ring_from, self.device)
         self.windows = WindowState(blocks, torch.zeros_like(blocks), start)
-
-    # The basis of the model
-
-    def restored(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Transformed rows in the model's own basis, float32."""
-        t = self.spec.transforms
-        keys, values = keys.float() @ t.q_partner.mT, values.float() @ t.o_partner.mT
-        return (keys if t.k_mean is None else keys + t.k_mean[:, None]), values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,39 @@ import triton_interpreter  # noqa: F401
 from cli_output import Cli
 from tiny_artifacts import artifact_files, write_folder
 from tiny_models import EXAMPLE
+from torch import Tensor
+
+from oscar_zoo.evaluate.generate import GenerationRequest
+
+NEARLY = 0.1
+"""By so much in log-probability a token may lead another one that a GPU takes, which rounds."""
 
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(capsys)
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def replayed() -> Callable[[GenerationRequest, Tensor, Tensor], list[int]]:
+    """What the reference takes behind its last logits, if `new` tokens come one after the other;
+    where a GPU took one that is nearly as likely, that one."""
+
+    def replay(request: GenerationRequest, logits: Tensor, new: Tensor) -> list[int]:
+        found = []
+        for token in new.tolist():
+            odds = logits.float().log_softmax(-1)
+            near = odds.is_cuda and odds.max() - odds[token] <= NEARLY
+            found.append(token if near else int(odds.argmax()))
+            logits = request.decode(token)
+        return found
+
+    return replay
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,6 @@ def test_vllm_on_an_h200_had_as_many_tokens(kind: str, measured: int) -> None:
 def test_what_fits_vllm(cli: Cli) -> None:
     line = ("fit-gpu", "--engine", "vllm", "--gpu")
     cli.refused(1, *line, "H100", "Qwen3.5-27B")
-    facts = cli.json(0, *line, "RTX 4090", "Qwen3-32B")  # whose recipe asks for two GPUs
-    assert (facts["engine"], facts["gpus"], facts["fitting_gpus"]) == ("vllm", 2, 4)
+    facts = cli.json(0, *line, "RTX 4090", "Qwen3-32B")
+    assert (facts["engine"], facts["gpus"], facts["fitting_gpus"]) == ("vllm", 1, 4)
     assert "--max-num-seqs=" in cli(0, *line, "H100", "Qwen3-8B")

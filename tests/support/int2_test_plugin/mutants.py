@@ -17,7 +17,7 @@ from torch import Tensor
 
 from oscar_kernels import reference as attention_reference
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
-from oscar_kernels.reference import cached_rows
+from oscar_kernels.reference import window_start
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.sink_blocks import Place, PromptKey, SinkBlocks
@@ -168,11 +168,11 @@ def small_ring(windows: WindowStore) -> None:
 def _one_window(decode: Callable[..., Any]) -> Callable[..., Any]:
     """All drafts of a request read what the first one reads."""
 
-    def of_the_first(*args: Any, seen: int = 0, **given: Any) -> Any:
-        return cached_rows(*args, seen=min(seen, 1), **given)
+    def of_the_first(tokens: Tensor, *given: Any) -> Tensor:
+        return window_start(tokens[:1], *given)
 
     def read(*args: Any, **options: Any) -> Any:
-        with mock.patch.object(attention_reference, "cached_rows", of_the_first):
+        with mock.patch.object(attention_reference, "window_start", of_the_first):
             return decode(*args, **options)
 
     return read
