@@ -29,6 +29,8 @@ MOST_DRAFTS = 32
 """`oscar_kernels.cache.MOST_DRAFTS`, which needs torch."""
 BREADTH, BRANCHES = "--speculative-ngram-max-bfs-breadth", "--speculative-eagle-topk"
 """The flags by which drafts are a chain or a tree."""
+HOST_PAGE = 16
+"""`oscar_zoo.runtime.host_pages.LEAST_PAGE`, which needs torch."""
 TEXT_ONLY = ("gemma3", "gemma4", "gemma4_unified")
 """Model types with images that are served with text alone."""
 OWN_CODE = ("mimo_v2", "mimo_v2_flash")
@@ -85,8 +87,15 @@ def check_model(config: Any) -> None:
 
 
 def check_layers(config: Any, others: str | None) -> None:
-    """Refuse trees of drafts for a model whose other layers verify chains alone. `others`: what
-    layers without full attention keep; see `geometry.other_layers`."""
+    """Refuse trees of drafts for a model whose other layers verify chains alone, and pages on the
+    host for one that has other layers at all. `others`: what layers without full attention keep;
+    see `geometry.other_layers`."""
+    if others is not None and _get(config, "enable_hierarchical_cache"):
+        raise UnsupportedModel(
+            "--enable-hierarchical-cache does not work with an INT2 KV cache of this model: what its"
+            f" other layers keep ({others}) was never brought back from the host.",
+            hint="leave it out",
+        )
     if not _algorithm(config) or others is None:
         return
     flag = BREADTH if _algorithm(config) == "NGRAM" else BRANCHES
@@ -208,6 +217,11 @@ def _with_drafts(flag: str, reason: str, uses: Uses | None = None) -> Refusal:
     return Refusal(flag, reason, used, "leave it out with drafts")
 
 
+def _host_cache(name: str, reason: str, uses: Uses, instead: str) -> Refusal:
+    """A row about a server that keeps pages in the host's memory."""
+    return Refusal(name, reason, _both(_is_set("enable_hierarchical_cache"), uses), instead)
+
+
 # The rows.
 
 SERVER = (
@@ -259,9 +273,33 @@ SERVER = (
         _other_than("disaggregation_mode", "null"),
         "one server for prefill and decode",
     ),
+    _host_cache(
+        "--enable-hierarchical-cache with drafts",
+        "the cache of a draft model would not come back, and n-grams were never tried with it",
+        _is_set("speculative_algorithm"),
+        "leave out one of the two",
+    ),
+    _host_cache(
+        "--enable-hierarchical-cache with --pp-size",
+        "stages of a pipeline were never tried with it",
+        _above("pp_size", 1),
+        "--tp-size",
+    ),
+    _host_cache(
+        "--page-size",
+        f"a page on the host has {HOST_PAGE} tokens or a multiple",
+        lambda config: (_get(config, "page_size") or HOST_PAGE) % HOST_PAGE != 0,
+        "--page-size 64",
+    ),
     _switch(
-        "--enable-hierarchical-cache",
-        "its copies are rows of keys and values, not codes",
+        "--hicache-storage-backend",
+        "pages that outlive a server do not name their artifact",
+    ),
+    Refusal(
+        "--hicache-host-memory-mode",
+        "its pages are for a storage backend",
+        _other_than("hicache_host_memory_mode", "cache"),
+        "leave it out",
     ),
     _switch("--enable-lmcache", "it copies slots out of the pool"),
     _switch("--enable-flexkv", "it copies slots out of the pool"),

@@ -110,6 +110,13 @@ def install_chains(hook: Hook) -> None:
     _attach([(hook, "AFTER", path)])
 
 
+def install_host_pool(hook: Hook) -> None:
+    """Attach the hook where SGLang makes a pool in the host's memory, in a worker that is about to
+    have one. Other workers never import the module."""
+    path = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler.build_kv_host_pool"
+    _attach([(hook, "AROUND", path)])
+
+
 def _attach(wanted: Sequence[tuple[Hook, str, str]]) -> None:
     """Attach hooks to functions and methods. All places are found before any of them changes."""
     functions: dict[tuple[Any, str], Hook] = {}

@@ -12,7 +12,13 @@ import torch
 
 from oscar_zoo.engines import setting_flags
 from oscar_zoo.engines.sglang import worker
-from oscar_zoo.engines.sglang.compat import forward_batch, geometry, memory
+from oscar_zoo.engines.sglang.compat import (
+    forward_batch,
+    geometry,
+    hook_targets,
+    memory,
+    server_arguments,
+)
 from oscar_zoo.engines.sglang.sizing import SLIDING_RATIO
 from oscar_zoo.engines.sglang.worker import FACTS, FIRED
 from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES
@@ -104,8 +110,20 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
         window_shape=worker.window_shape(self, num_rows=FACTS["rows"]),
         make_stores=worker.make_stores,
     )
+    if server_arguments.published().enable_hierarchical_cache:
+        hook_targets.install_host_pool(host_pool)
     either = geometry.either_pool(make, self.model_dtype)
     return original(self, **{**kwargs, "mha_pool_class": either})
+
+
+def host_pool(original: Any, *, kv_pool: Any, page_size: int, **kwargs: Any) -> Any:
+    from oscar_zoo.engines.sglang.compat.host_pool import Int2HostPool
+    from oscar_zoo.engines.sglang.pool import Int2TokenPool
+
+    if not isinstance(kv_pool, Int2TokenPool):
+        return original(kv_pool=kv_pool, page_size=page_size, **kwargs)
+    FIRED.add("host_pool")
+    return Int2HostPool(kv_pool, page_size)
 
 
 def states(original: Any, self: Any, total_rest_memory: float) -> float:
