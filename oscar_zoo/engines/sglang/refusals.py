@@ -92,8 +92,8 @@ def check_layers(config: Any, others: str | None) -> None:
     see `geometry.other_layers`."""
     if others is not None and _get(config, "enable_hierarchical_cache"):
         raise UnsupportedModel(
-            "--enable-hierarchical-cache does not work with an INT2 KV cache of this model: what its"
-            f" other layers keep ({others}) was never brought back from the host.",
+            "--enable-hierarchical-cache does not work with an INT2 KV cache of this model: nobody"
+            f" has tried to bring back what its other layers keep ({others}).",
             hint="leave it out",
         )
     if not _algorithm(config) or others is None:
@@ -185,6 +185,12 @@ def _rotated_otherwise(read: str, usual: float, *model_types: str) -> Uses:
     return uses
 
 
+def _number(config: Any, path: str) -> float:
+    """0 also for what is none, which SGLang refuses itself."""
+    found = _get(config, path)
+    return found if isinstance(found, int | float) else 0
+
+
 def _algorithm(config: Any) -> str:
     return str(_get(config, "speculative_algorithm") or "").upper()
 
@@ -274,21 +280,15 @@ SERVER = (
         "one server for prefill and decode",
     ),
     _host_cache(
-        "--enable-hierarchical-cache with drafts",
-        "the cache of a draft model would not come back, and n-grams were never tried with it",
-        _is_set("speculative_algorithm"),
-        "leave out one of the two",
-    ),
-    _host_cache(
-        "--enable-hierarchical-cache with --pp-size",
-        "stages of a pipeline were never tried with it",
-        _above("pp_size", 1),
-        "--tp-size",
+        "--enable-hierarchical-cache",
+        "drafts and the stages of a pipeline were never tried with it",
+        lambda config: bool(_algorithm(config)) or _above("pp_size", 1)(config),
+        "leave it out with --speculative-algorithm and --pp-size",
     ),
     _host_cache(
         "--page-size",
         f"a page on the host has {HOST_PAGE} tokens or a multiple",
-        lambda config: (_get(config, "page_size") or HOST_PAGE) % HOST_PAGE != 0,
+        lambda config: bool(_number(config, "page_size") % HOST_PAGE),
         "--page-size 64",
     ),
     _switch(

@@ -21,6 +21,7 @@ from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.sglang import compiling, refusals
 from oscar_zoo.engines.sglang.compat import forward_batch, geometry, server_arguments
 from oscar_zoo.engines.sglang.compat.backends import TritonPrefill
+from oscar_zoo.engines.sglang.sizing import SINKS_SHARE
 from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime import host_pages, memory_plan
 from oscar_zoo.runtime.dispatch import choose_ops
@@ -37,8 +38,6 @@ BEFORE_BACKEND = frozenset({"rendezvous", "kv_dtype", "slot_bytes", "budget", "r
 """Hooks that must have run when the attention backend is built."""
 HOST_BYTES = 1 << 30
 """Of the host, for first tokens whose place on a GPU was given away, of all ranks together."""
-SINKS_SHARE = 0.05
-"""The same, of the bytes that the host keeps for pages: their prompts come back with the sinks."""
 FACTS: dict[str, Any] = {}
 """Numbers for reports that the hooks gave to SGLang."""
 

@@ -1,5 +1,5 @@
-"""Pages of the INT2 cache in the host's memory, behind SGLang's own hierarchical cache: prompts that
-the GPU had no room for any more come back as they were, on every release.
+"""Pages of the INT2 cache in the host's memory, behind SGLang's own hierarchical cache: prompts
+that the GPU had no room for any more come back as they were, on every release.
 
 The pool on the device holds four of the prompts. With exact rows beside the codes, tokens must be
 those of the stock backend without a host tier. With codes alone, the first token of a second visit
@@ -76,7 +76,7 @@ def test_what_was_evicted_comes_back_from_the_host(engines: Of, release: str, na
     whole = [found for group in second(run, "cached").values() for found in group if found]
     assert set(whole) == {REACH}
     before, after = run["memory"]
-    assert before == after
+    assert before == after and before["storage"][0] is False
     for report in run["reports"]:
         assert "host_pool" in report["fired"]
         assert_every_hook_ran({"fired": {*report["fired"]} - {"host_pool"}}, tail=True)
@@ -116,6 +116,13 @@ def test_codes_and_parameters_come_back_to_the_last_bit(engines: Of, bits: str) 
     here, host = (engines(INSTALLED).result(f"{where}_{bits}") for where in ("visits", "host"))
     assert second(here, "cached") == second(host, "cached")
     assert answers(here, "logprobs") == answers(host, "logprobs")
+
+
+def test_the_engine_tells_what_the_host_holds_and_brings_back(engines: Of) -> None:
+    told = engines(INSTALLED).result("host_int2")["metrics"]
+    value = {sample["name"]: sample["value"] for sample in told}
+    assert value["sglang:hicache_host_total_tokens"] == 16 * 768
+    assert value["sglang:load_back_tokens_total"] == 8 * REACH
 
 
 def test_the_comparison_notices_a_pool_that_forgets_parameters(engines: Of) -> None:

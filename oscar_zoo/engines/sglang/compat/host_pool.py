@@ -6,6 +6,7 @@ its own. Its own pools copy rows of keys and values, which our slots do not hold
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -16,6 +17,8 @@ from oscar_zoo.engines.sglang.compat import server_arguments
 from oscar_zoo.errors import NotEnoughMemory
 from oscar_zoo.models.hardware import available_ram
 from oscar_zoo.runtime.host_pages import HostPages
+
+logger = logging.getLogger(__name__)
 
 
 def _stock() -> Any:
@@ -33,8 +36,6 @@ class Int2HostPool(_Stock):  # type: ignore[misc]
     def __init__(self, pool: Any, page_size: int) -> None:
         # SGLang's own constructor has other parameters in every release, and refuses a machine with
         # less than 10 GB to spare.
-        from sglang.srt.mem_cache.pool_host.base import sync_fixed_hicache_size
-
         args = server_arguments.published()
         self.device_pool, self.page_size, self.pool_label = pool, page_size, "kv"
         self.layout, self.device, self.dtype = args.hicache_mem_layout, "cpu", torch.uint8
@@ -45,7 +46,6 @@ class Int2HostPool(_Stock):  # type: ignore[misc]
         self.device_capacity_tokens = pool.size
         if args.hicache_size > 0:
             wanted = int(args.hicache_size * 1e9 // self.size_per_token)
-            wanted = sync_fixed_hicache_size(wanted, args.hicache_size)
         else:
             wanted = int(pool.size * args.hicache_ratio)
         self.page_num = max(1, wanted // page_size)
@@ -57,6 +57,10 @@ class Int2HostPool(_Stock):  # type: ignore[misc]
                 "the cache in the host's memory", need, "the host", free, hint=hint
             )
         self.pages = HostPages(pool.slots, page_size, self.page_num)
+        told = (
+            "INT2 KV cache: %d tokens in %.1f GB of the host's memory, and the first of %d prompts"
+        )
+        logger.info(told, self.size, need / 1e9, pool.windows.sinks.host)
         self.kv_buffer = self.init_kv_buffer()
         self.lock = threading.RLock()
         self.clear()
