@@ -83,6 +83,9 @@ class SlotStore:
     ) -> None:
         """`regions`: memory of an engine for each layer, in bytes; allocated here by default."""
         self.shape = shape
+        self.stacks: list[Tensor] = []
+        """`[layers, num_slots, num_kv_heads, width]`: all of ours, by width. A copy of slots in
+        every layer is one for each of them."""
         codes = [code_bytes(k) + code_bytes(v) for k, v in shape.specs]
         affine = [2 * (k.num_groups + v.num_groups) for k, v in shape.specs]
         dtype = quantizer.SCALE_DTYPES[shape.k.scale_dtype]
@@ -104,8 +107,12 @@ class SlotStore:
     ) -> list[Tensor]:
         """Zeros `[num_slots, num_kv_heads, width]`, one tensor per layer. On a CPU the system gives
         a page when it is first written, so that a store of many gigabytes is there at once."""
-        size = (self.shape.num_slots, self.shape.num_kv_heads)
-        return [zeros((*size, width), dtype, device) for width in widths]
+        size, layers = (self.shape.num_slots, self.shape.num_kv_heads), {}
+        for width in sorted({*widths}):
+            stack = zeros((widths.count(width), *size, width), dtype, device)
+            self.stacks.append(stack)
+            layers[width] = iter(stack.unbind())
+        return [next(layers[width]) for width in widths]
 
     def layer(self, index: int, windows: WindowStore) -> LayerCache:
         """The cache of one layer: its slots, with the windows that lie on top of them."""

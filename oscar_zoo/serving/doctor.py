@@ -70,7 +70,6 @@ _SETTINGS = (
 """Variables whose values are shown; no others are."""
 _LANGUAGES = {"cuda": "CUDA C++", "triton": "Triton"}
 
-
 MISSING: Any = object()
 _MAYBE: dict[str, Any] = {"exclude_if": lambda value: value is MISSING}
 """Of what is said of some kinds of findings only."""

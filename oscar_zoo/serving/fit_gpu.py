@@ -42,7 +42,6 @@ from oscar_zoo.registry.targets import (
 from oscar_zoo.serving.memory import (
     Needs,
     Weights,
-    at_most,
     fetch_config,
     gpu_share,
     longest_of_manifest,
@@ -61,7 +60,6 @@ MACHINE_GPUS = 8
 """GPUs that most machines have at most; `serve` runs on one machine."""
 GIVEN, OF_RECIPE = "as given", "of its recipe"
 """Where a number comes from."""
-
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -106,7 +104,7 @@ class FittingCache:
         pools, many = planner.divide(left, requests), planner.requests(left, context)
         most, most_many = pools, many
         if planner.uncertain:
-            best = at_most(planner)
+            best = replace(planner, least=False)  # what nobody knows counts as nothing
             most, most_many = best.divide(left, requests), best.requests(left, context)
         return cls(
             cache,

@@ -153,11 +153,6 @@ def gpu_share(
     return left, usual_requests(memory, plain, windows, layout), planners
 
 
-def at_most(planner: Planner) -> Planner:
-    """The same planner, where what nobody knows counts as nothing."""
-    return replace(planner, least=False)
-
-
 def estimate_memory(
     recipe: ModelRecipe | None, manifests: Sequence[Manifest], gpu_memory: int | None = None
 ) -> dict[str, Any] | None:
@@ -165,7 +160,9 @@ def estimate_memory(
     one of `gpu_memory` bytes, for as many requests as `serve` lets run; `None` where no shapes are
     known. Where all artifacts have one recipe, it is the one that counts; the first of their
     `manifests` says the shapes where the zoo does not know them."""
-    cards = [("GPU", gpu_memory)] if gpu_memory else _visible()
+    seen = hardware.visible(hardware.gpus()) if gpu_memory is None else ()
+    kinds = dict.fromkeys((card.name, card.memory) for card in seen)
+    cards = [*kinds] if gpu_memory is None else [("GPU", gpu_memory)]
     if recipe is not None:
         needs = needs_of_recipe(recipe)
         alike = manifests and all(one.recipe == manifests[0].recipe for one in manifests)
@@ -207,8 +204,3 @@ def _card(needs: Needs, name: str, memory: int) -> dict[str, Any]:
         facts[f"{kind}_tokens"] = pools.tokens if pools else None
         facts[f"{kind}_requests"] = pools.requests if pools else None
     return facts
-
-
-def _visible() -> list[tuple[str, int]]:
-    seen = hardware.visible(hardware.gpus())
-    return list(dict.fromkeys((card.name, card.memory) for card in seen))

@@ -120,6 +120,10 @@ class ServeParams:
             read="oscar_zoo.artifact.specs:read_clip",
         ),
     ] = None
+    host_cache: Annotated[
+        str | None,
+        Opt("Host memory for prompts that no longer fit the GPUs, such as 64GiB.", metavar="SIZE"),
+    ] = None
     drafts: Annotated[
         Literal["auto", "mtp", "ngram"] | None,
         Opt(
@@ -154,8 +158,12 @@ class ServeParams:
             raise UsageError(
                 "--print starts nothing that could be detached.", hint="leave out one of the two"
             )
-        if self.engine == "vllm" and self.drafts:
-            raise UsageError("the INT2 cache in vLLM has no drafts.", hint="leave out --drafts")
+        wanted = {"--drafts": self.drafts, "--host-cache": self.host_cache}
+        given = [flag for flag, value in wanted.items() if value is not None]
+        together = ["vLLM", *given] if self.engine == "vllm" else given
+        if given and len(together) > 1:
+            one, other = given[-1], together[0]
+            raise UsageError(f"{one} does not work with {other}.", hint=f"leave out {one}")
         opens = (self.expose, self.api_key_file, self.require_key, self.allow_origin)
         if self.print_only and (any(opens) or self.engine_api):
             raise UsageError(

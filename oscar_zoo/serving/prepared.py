@@ -45,6 +45,7 @@ from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.recipe import serving_recipe
 from oscar_zoo.registry.targets import ModelChoice, parse_model
 from oscar_zoo.serving.params import ServeParams
+from oscar_zoo.serving.sizes import parse_memory
 
 
 @dataclass
@@ -165,6 +166,11 @@ def prepare(
         if parallel is None:
             elsewhere = params.print_only and params.device is not None
             parallel = _usual_gpus(choice, gpu, all_here=elsewhere) if device == "cuda" else 1
+        if params.host_cache is not None:
+            host = parse_memory(params.host_cache, "--host-cache")
+            free = None if params.print_only else hardware.available_ram()
+            layout = sizing.Layout.of_flags(size, tp=parallel)
+            flags = flags.after(*preflight.host_cache_flags(host, layout, free))
         prepared = Prepared(
             **vars(fitting) | {"recipe": fitting.recipe.override(clip=params.clip)},
             artifact=artifact,
@@ -339,9 +345,10 @@ def check_wish(wish: Wish | None, flags: UserFlags, device: str) -> None:
             )
         check_flags(flags.after(f"{ALGORITHM}=NGRAM"), device)
         return
-    if wish != "auto" and (_algorithm(algorithm) != ALGORITHMS[wish] or model is not None):
+    named = (algorithm.value or "").upper()
+    if wish != "auto" and (named != ALGORITHMS[wish] or model is not None):
         raise UsageError(
-            f"{OPTION}={wish} and {ALGORITHM}={_algorithm(algorithm)} contradict each other.",
+            f"{OPTION}={wish} and {ALGORITHM}={named} contradict each other.",
             hint="leave out one of the two",
         )
 
@@ -419,10 +426,6 @@ def ngram_words(flags: UserFlags, *, chain: bool) -> tuple[tuple[str, ...], int]
 
 def _missing(wanted: dict[str, str], flags: UserFlags) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in wanted.items() if flags.last(name) is None)
-
-
-def _algorithm(flag: Flag) -> str:
-    return (flag.value or "").upper()
 
 
 def _number(flag: Flag | None, usual: int, *, least: int = 1) -> int:

@@ -52,6 +52,8 @@ from oscar_zoo.models.loading import load_model
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
 NEW = 16
+TOKEN_BYTES, ROW_BYTES = (4 * 2 * 2 * row for row in (64 // 4 + 2 * 2, 64 * 4))
+"""Of the example model, for its layers, heads and sides: in a slot, and in float32."""
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +395,7 @@ def test_a_damaged_artifact_in_the_background_starts_nothing(tmp_path: Path) -> 
 
 def test_a_server_in_the_background_from_start_to_stop(rotation: Path, tmp_path: Path) -> None:
     port = free_port()
-    options = ("--detach", "--require-key")
+    options = ("--detach", "--require-key", "--host-cache", "2GiB")
     command = serve(rotation, port, "--served-model-name=my-model", options=options)
     command.remove("--json")
     begun = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
@@ -429,6 +431,10 @@ def test_a_server_in_the_background_from_start_to_stop(rotation: Path, tmp_path:
         tree = all_children(row["pid"])
         log = oscar_zoo(tmp_path, "logs", "-n", "10000").stdout
         assert "The server is fired up" in log and key not in log
+        told = r"INT2 KV cache: (\d+) tokens in 2.0 GB of the host's memory, and the first of (\d+)"
+        (held,) = re.findall(told, log)
+        assert int(held[0]) * TOKEN_BYTES == pytest.approx(2e9, rel=1e-3)
+        assert int(held[1]) == int(0.05 * 2e9 / (64 * ROW_BYTES))
     finally:
         stopped = oscar_zoo(tmp_path, "stop", "my-model")
     assert stopped.returncode == 0 and stopped.stdout == f"Stopped my-model on port {port}.\n"

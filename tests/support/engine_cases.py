@@ -83,6 +83,15 @@ FEW_SLIDING = {**MIXED_RANKS, "swa_full_tokens_ratio": 0.2}
 LEAST = {"OSCAR_INT2_SINK_SIZE": "0", "OSCAR_INT2_RECENT_SIZE": "1"}
 ALL_SLIDING = {"max_total_tokens": 640, "swa_full_tokens_ratio": 1.0}
 
+FEW_PAGES = {"page_size": 16, "max_total_tokens": 768, "chunked_prefill_size": 1024}
+"""Room for four of `visits`, which are prefilled in one piece."""
+HOST = {**FEW_PAGES, "enable_hierarchical_cache": True, "hicache_ratio": 16.0}
+"""The host has room for all of them."""
+MANY_PAGES = {**FEW_PAGES, "max_total_tokens": 6144}
+SINKS = {"OSCAR_INT2_IDLE_SINKS": "0", "OSCAR_INT2_HOST_SINKS": "100"}
+LATE = {**SINKS, "INT2_TEST_LATE": "1"}
+MIXED_BITS = {"OSCAR_INT2_BITS": "4,2x3/2x2,4,2"}
+
 CASES = {
     "stock": _stock(),
     "stock_at_once": _stock(engine={**STOCK, **LARGE_BATCHES}),
@@ -132,6 +141,16 @@ CASES = {
     "hybrid_one_layer": Case(env=EXACT_STATE, family="Lfm2", mutant="one_layer"),
     "hybrid_int2": _codes("Lfm2", EXACT_STATE),
     "hybrid_swapped": _codes("Lfm2", EXACT_STATE, "swapped_layers"),
+    "visits_stock": _stock(engine={**STOCK, **FEW_PAGES}),
+    "host": Case(HOST, LATE),
+    "host_at_once": Case({**HOST, **MIXED_RANKS}, {**LATE, **RETRACT}),
+    "host_no_sinks": Case(HOST, {**LATE, "OSCAR_INT2_HOST_SINKS": "0"}),
+    "host_no_wait": Case(HOST, LATE, mutant="no_wait"),
+    "visits_int2": Case(MANY_PAGES, SINKS, "orthogonal", "int2"),
+    "host_int2": Case({**HOST, "enable_metrics": True}, LATE, "orthogonal", "int2"),
+    "host_codes_alone": Case(HOST, LATE, "orthogonal", "int2", "codes_alone"),
+    "visits_mixed": Case(MANY_PAGES, {**SINKS, **MIXED_BITS}, "orthogonal", "int2"),
+    "host_mixed": Case(HOST, {**LATE, **MIXED_BITS}, "orthogonal", "int2"),
 }
 
 
@@ -274,6 +293,25 @@ def turns() -> list[dict[str, Any]]:
     for name, begin, new in (("short", 8000, 5), ("long", 7000, RECENT + 8)):
         turn = {"of": ["donor", 0], "append": tokens[begin : begin + new]}
         groups.append({"name": name, "prompts": [turn], "new": NEW})
+    return groups
+
+
+def visits(number: int, *, new: int, given_up: bool = False) -> list[dict[str, Any]]:
+    """So many prompts without a common beginning, four at a time, and then all of them again.
+
+    Args:
+        new: tokens of each answer.
+        given_up: one of four second answers is aborted.
+    """
+    piece = _pieces(random.Random(3))
+    prompts = [piece(DONOR) for _ in range(number)]
+    groups = [
+        {"name": f"{visit}{at}", "prompts": prompts[at : at + 4], "new": new}
+        for visit in ("first", "second")
+        for at in range(0, number, 4)
+    ]
+    if given_up:
+        groups = [{**one, "abort": {"1": 2}} if "second" in one["name"] else one for one in groups]
     return groups
 
 

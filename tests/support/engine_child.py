@@ -155,7 +155,7 @@ def scrape() -> list[dict[str, Any]]:
             {"name": sample.name, "labels": sample.labels, "value": sample.value}
             for family in registry.collect()
             for sample in family.samples
-            if sample.name.startswith(("oscar_", "sglang:kv_"))
+            if sample.name.startswith(("oscar_", "sglang:kv_", "sglang:hicache_", "sglang:load_"))
         ]
         rows = [
             sample["value"] for sample in samples if sample["name"] == "oscar_int2_used_ring_rows"
@@ -231,9 +231,17 @@ def memory(scheduler: Any, path: str) -> None:
         "kept": scheduler.tree_cache.evictable_size(),
         "locked": scheduler.tree_cache.protected_size(),
         "table_bytes": table_bytes(),
+        "storage": storage(scheduler.tree_cache),
         "states": states(scheduler.req_to_token_pool),
     }
     Path(path).write_text(json.dumps(counts))
+
+
+def storage(tree: Any) -> list[Any]:
+    """What SGLang says to a storage backend that is asked for at this late time."""
+    if getattr(tree, "cache_controller", None) is None:
+        return []
+    return list(tree.attach_storage_backend("file"))
 
 
 def states(rows: Any) -> list[int]:

@@ -23,6 +23,8 @@ from tiny_artifacts import K_NAME, V_NAME
 from oscar_zoo.engines.sglang.compat.releases import TESTED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+CHECKOUT = (REPOSITORY, REPOSITORY / "kernels")
+"""Packages under test, wherever the installed ones are."""
 MODEL = REPOSITORY / "examples" / "models" / "tiny-qwen3-hard"
 RELEASES = TESTED
 """Releases of SGLang that the plugin is tested with; one of them is installed, the others lie
@@ -63,7 +65,7 @@ def environment(**extra: str) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return {
         **env,
-        "PYTHONPATH": str(cpu_site_dir()),
+        "PYTHONPATH": os.pathsep.join(map(str, (cpu_site_dir(), *CHECKOUT))),
         "TRITON_INTERPRET": "1",
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",

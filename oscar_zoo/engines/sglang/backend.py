@@ -146,6 +146,8 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
                 f"layer {layer.layer_id} scales its logits by {layer.scaling:g}, the INT2 cache was"
                 f" built for {scale:g}."
             )
+        if self.pool.layer_transfer_counter is not None:
+            self.pool.layer_transfer_counter.wait_until(self.cache.index[layer.layer_id])
         # Gemma hands over four dimensions, in an order of its own.
         q = q.reshape(-1, layer.tp_q_head_num * layer.qk_head_dim)
         k = k.reshape(-1, layer.tp_k_head_num * layer.qk_head_dim)
@@ -171,6 +173,8 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
     def _step(self, forward_batch: Any) -> StepInput:
         """The step that SGLang asks for, once it is known that its rows can be trusted."""
         step = step_input(forward_batch)
+        if self.pool.layer_transfer_counter is not None:
+            _require("host_pool")
         if "alloc" not in worker.FIRED and not bool(step.rows.any()):
             return step  # a warm-up of SGLang before any request; row 0 is nobody's
         _require("alloc")

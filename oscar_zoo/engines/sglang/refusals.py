@@ -29,6 +29,8 @@ MOST_DRAFTS = 32
 """`oscar_kernels.cache.MOST_DRAFTS`, which needs torch."""
 BREADTH, BRANCHES = "--speculative-ngram-max-bfs-breadth", "--speculative-eagle-topk"
 """The flags by which drafts are a chain or a tree."""
+HOST_PAGE = 16
+"""`oscar_zoo.runtime.host_pages.LEAST_PAGE`, which needs torch."""
 TEXT_ONLY = ("gemma3", "gemma4", "gemma4_unified")
 """Model types with images that are served with text alone."""
 OWN_CODE = ("mimo_v2", "mimo_v2_flash")
@@ -85,8 +87,15 @@ def check_model(config: Any) -> None:
 
 
 def check_layers(config: Any, others: str | None) -> None:
-    """Refuse trees of drafts for a model whose other layers verify chains alone. `others`: what
-    layers without full attention keep; see `geometry.other_layers`."""
+    """Refuse trees of drafts for a model whose other layers verify chains alone, and pages on the
+    host for one that has other layers at all. `others`: what layers without full attention keep;
+    see `geometry.other_layers`."""
+    if others is not None and _get(config, "enable_hierarchical_cache"):
+        raise UnsupportedModel(
+            "--enable-hierarchical-cache does not work with an INT2 KV cache of this model: nobody"
+            f" has tried to bring back what its other layers keep ({others}).",
+            hint="leave it out",
+        )
     if not _algorithm(config) or others is None:
         return
     flag = BREADTH if _algorithm(config) == "NGRAM" else BRANCHES
@@ -176,6 +185,12 @@ def _rotated_otherwise(read: str, usual: float, *model_types: str) -> Uses:
     return uses
 
 
+def _number(config: Any, path: str) -> float:
+    """0 also for what is none, which SGLang refuses itself."""
+    found = _get(config, path)
+    return found if isinstance(found, int | float) else 0
+
+
 def _algorithm(config: Any) -> str:
     return str(_get(config, "speculative_algorithm") or "").upper()
 
@@ -206,6 +221,11 @@ def _switch(flag: str, reason: str, instead: str = "leave it out") -> Refusal:
 def _with_drafts(flag: str, reason: str, uses: Uses | None = None) -> Refusal:
     used = _both(_is_set("speculative_algorithm"), uses or _is_set(_attribute(flag)))
     return Refusal(flag, reason, used, "leave it out with drafts")
+
+
+def _host_cache(name: str, reason: str, uses: Uses, instead: str) -> Refusal:
+    """A row about a server that keeps pages in the host's memory."""
+    return Refusal(name, reason, _both(_is_set("enable_hierarchical_cache"), uses), instead)
 
 
 # The rows.
@@ -259,9 +279,27 @@ SERVER = (
         _other_than("disaggregation_mode", "null"),
         "one server for prefill and decode",
     ),
-    _switch(
+    _host_cache(
         "--enable-hierarchical-cache",
-        "its copies are rows of keys and values, not codes",
+        "drafts and the stages of a pipeline were never tried with it",
+        lambda config: bool(_algorithm(config)) or _above("pp_size", 1)(config),
+        "leave it out with --speculative-algorithm and --pp-size",
+    ),
+    _host_cache(
+        "--page-size",
+        f"a page on the host has {HOST_PAGE} tokens or a multiple",
+        lambda config: bool(_number(config, "page_size") % HOST_PAGE),
+        "--page-size 64",
+    ),
+    _switch(
+        "--hicache-storage-backend",
+        "pages that outlive a server do not name their artifact",
+    ),
+    Refusal(
+        "--hicache-host-memory-mode",
+        "its pages are for a storage backend",
+        _other_than("hicache_host_memory_mode", "cache"),
+        "leave it out",
     ),
     _switch("--enable-lmcache", "it copies slots out of the pool"),
     _switch("--enable-flexkv", "it copies slots out of the pool"),

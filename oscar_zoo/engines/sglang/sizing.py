@@ -47,6 +47,11 @@ ITEMSIZES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 `config.json`."""
 
 
+SINKS_SHARE = 0.05
+"""Of the bytes that the host keeps for pages, for first tokens beside them: without these no
+prompt comes back."""
+
+
 @dataclass(frozen=True)
 class Layout:
     tp: int = 1  # GPUs of one tensor-parallel group

@@ -21,8 +21,9 @@ from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.sglang import compiling, refusals
 from oscar_zoo.engines.sglang.compat import forward_batch, geometry, server_arguments
 from oscar_zoo.engines.sglang.compat.backends import TritonPrefill
+from oscar_zoo.engines.sglang.sizing import SINKS_SHARE
 from oscar_zoo.errors import UsageError
-from oscar_zoo.runtime import memory_plan
+from oscar_zoo.runtime import host_pages, memory_plan
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig
 from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill, piece_tokens
@@ -72,6 +73,9 @@ def scratch_bytes(owner: Any, device: str, slots: SlotShape, windows: WindowShap
         piece_tokens=piece_tokens(device),
         device=device,
     )
+    if server_arguments.published().enable_hierarchical_cache:
+        page = int(server_arguments.published().page_size)
+        whole += host_pages.stage_bytes(slots.token_bytes() * page)
     if device.startswith("cuda"):
         # The write kernel keeps a copy of the transforms; see `oscar_kernels.kv_write.dispatch`.
         artifact = served()[1]
@@ -183,6 +187,7 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
     host = chosen.host_sinks
     if host is None:  # by what is alike on all ranks, which must decide alike
         usual = HOST_BYTES if str(configurator.device).startswith("cuda") else 0
+        usual = max(usual, int(SINKS_SHARE * server_arguments.host_cache_bytes() * shape.ranks))
         whole = replace(shape, num_layers=len(geometry.full_layers(model)))
         host = usual // max(1, shape.sink * whole.token_bytes * shape.ranks)
     return replace(shape, host=host)

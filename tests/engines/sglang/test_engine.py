@@ -51,7 +51,7 @@ test_mode.__test__ = False  # type: ignore[attr-defined]
 ROTATIONS = {"OSCAR_INT2_ROTATION_PATH": "ORTHOGONAL"}
 REFUSED: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({}, {}, "--kv-cache-dtype int2 needs the rotations of an artifact"),
-    ({"enable_hierarchical_cache": True}, ROTATIONS, "--enable-hierarchical-cache"),
+    ({"enable_hierarchical_cache": True, "page_size": 8}, ROTATIONS, "--page-size"),
     ({"attention_backend": "torch_native"}, ROTATIONS, "--attention-backend"),
     ({"enable_memory_saver": True}, ROTATIONS, "--enable-memory-saver"),
     ({}, {**ROTATIONS, "SGLANG_OSCAR_K_CLIP": "1"}, "no setting is called"),

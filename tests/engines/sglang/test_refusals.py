@@ -44,7 +44,7 @@ def graphs(decode: str, prefill: str) -> SimpleNamespace:
 
 
 SWITCHES = (
-    "--speculative-adaptive --enable-hierarchical-cache --enable-lmcache --enable-flexkv"
+    "--speculative-adaptive --enable-lmcache --enable-flexkv"
     " --enable-unified-cache-external-linker --enable-hisparse --enable-kv-cache-sharding"
     " --enable-unified-memory --enable-page-major-kv-layout --enable-memory-saver --enable-pdmux"
     " --enable-two-batch-overlap --enable-streaming-session --enable-prefill-cp"
@@ -61,6 +61,10 @@ SERVER_CASES: dict[str, dict[str, Any]] = {
     "--enable-linear-replayssm-spec": {"enable_linear_replayssm_spec": True, **NGRAM},
     "--pp-size": {"pp_size": 2, **NGRAM},
     "--enable-mixed-chunk": {"enable_mixed_chunk": True, **NGRAM},
+    "--enable-hierarchical-cache": {"enable_hierarchical_cache": True, **NGRAM},
+    "--page-size": {"page_size": 8, "enable_hierarchical_cache": True},
+    "--hicache-storage-backend": {"hicache_storage_backend": "file"},
+    "--hicache-host-memory-mode": {"hicache_host_memory_mode": "buffer_only"},
     "--disaggregation-mode": {"disaggregation_mode": "decode"},
     "--radix-cache-backend": {"radix_cache_backend": "another"},
     "--dcp-size": {"dcp_size": 2},
@@ -93,6 +97,7 @@ SINCE = {
     "--enable-kv-cache-sharding": (0, 5, 23),
     "--enable-nvidia-megakernel": (0, 5, 23),
     "--enable-unified-cache-external-linker": (0, 5, 21),
+    "--hicache-host-memory-mode": (0, 5, 21),
 }
 """Flags that the oldest supported SGLang does not have yet."""
 
@@ -196,7 +201,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, s
     def argv(name: str, attributes: dict[str, Any]) -> list[str]:
         (_, value), *others = attributes.items()
         also = [
-            word for other, one in others for word in (f"--{other.replace('_', '-')}", str(one))
+            word
+            for other, one in others
+            for word in (f"--{other.replace('_', '-')}", *([] if one is True else [str(one)]))
         ]
         return [*name.split(), *([] if value is True or " " in name else [str(value)]), *also]
 
@@ -255,6 +262,17 @@ def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> Non
     done = forked(command, environment(SGLANG_PLUGINS="oscar"), tmp_path)
     assert done.code == 1 and "Traceback" not in done.err
     assert "\nerror: MLA does not work with an INT2 KV cache: " in done.err
+
+
+@pytest.mark.parametrize("others", ["states", "windows"])
+def test_layers_that_keep_something_else_bring_nothing_back_from_the_host(others: str) -> None:
+    host = SimpleNamespace(enable_hierarchical_cache=True, pp_size=1)
+    refusals.check_layers(host, None)
+    with pytest.raises(UnsupportedModel):
+        refusals.check_layers(host, others)
+    host.pp_size = 2
+    with pytest.raises(UsageError):
+        server(host)
 
 
 @pytest.mark.parametrize(

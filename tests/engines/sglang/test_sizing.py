@@ -44,6 +44,8 @@ UNSET = {
     "base_gpu_id": 0,
     "model_path": "someone/a-model",
     "dtype": "auto",
+    "enable_hierarchical_cache": False,
+    "page_size": None,
 }
 
 
@@ -209,3 +211,11 @@ def test_the_workers_of_dp_attention_each_split_all_heads() -> None:
     assert str(error.value.hint).endswith("--tp 8")
     # Replicas and groups do not split heads.
     check_heads("M", heads(40, 8), Layout(tp=8, pp=5, replicas=3), option="--tp {}")
+
+
+@pytest.mark.parametrize(("given", "size"), [(None, 64), (16, 16)])
+def test_pages_on_the_host_are_copied_by_numbers_on_the_host(given: int | None, size: int) -> None:
+    args = defaults(enable_hierarchical_cache=True, page_size=given, device="cpu")
+    assert (args.hicache_io_backend, args.hicache_mem_layout) == ("direct", "page_first_direct")
+    assert args.page_size == size
+    assert defaults(page_size=given, device="cpu").page_size == given

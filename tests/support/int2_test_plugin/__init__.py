@@ -12,6 +12,7 @@ more:
 * `INT2_TEST_OPS`: `kernels` runs what a GPU runs, on a CPU, with Triton's interpreter.
 * `INT2_TEST_SLIDING`: `triton` runs layers with a sliding window as a GPU does, in SGLang's own
   backend, with the same interpreter; `graphs` does so from the buffers that CUDA graphs read.
+* `INT2_TEST_LATE`: pages come back from the host only when somebody waits for them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def register() -> None:
     )
     assert mode in MODES and mutant in ("", *mutants.NAMES) and ops in OPS, (mode, mutant, ops)
     workers.install(mode, mutant, ops)
+    if os.environ.get("INT2_TEST_LATE"):
+        mutants.late_pages(mutant)
     sliding = os.environ.get("INT2_TEST_SLIDING", "")
     assert sliding in SLIDING, sliding
     if sliding:

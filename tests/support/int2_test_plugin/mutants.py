@@ -26,9 +26,11 @@ from oscar_zoo.runtime.transforms import TransformTable
 
 NAMES = (
     "clip_one_rank_lower",
+    "codes_alone",
     "every_draft_seen",
     "keep_stale_rows",
     "no_ring_start",
+    "no_wait",
     "one_layer",
     "one_sliding_window",
     "partner_is_forward",
@@ -101,6 +103,37 @@ def sliding_drafts(mutant: str) -> None:
         return positions >= asking - window
 
     SlidingOnCpu.seen = seen
+
+
+def late_pages(mutant: str) -> None:
+    """Pages come back from the host as late as SGLang allows, when somebody waits for them. On a
+    CPU a copy is done before anybody could be too early, so nothing else would miss a wait.
+    Mutants: nobody waits, and records that hold codes alone."""
+    from sglang.srt.managers.cache_controller import LayerDoneCounter, LayerLoadingEvent
+
+    from oscar_zoo.engines.sglang.compat.host_pool import Int2HostPool
+    from oscar_zoo.runtime.host_pages import HostPages
+
+    load, make = Int2HostPool.load_to_device_per_layer, HostPages.__init__
+    late: list[Callable[[], None]] = []
+
+    def later(self: Any, *given: Any, **named: Any) -> None:
+        late.append(lambda: load(self, *given, **named))
+
+    def wait(self: Any, layer_index: int) -> None:
+        while late:
+            late.pop(0)()
+
+    def codes_alone(self: Any, *given: Any) -> None:
+        make(self, *given)
+        self._parts[1::2] = [part.clone() for part in self._parts[1::2]]
+
+    Int2HostPool.load_to_device_per_layer = later
+    LayerLoadingEvent.wait = wait
+    if mutant == "no_wait":
+        LayerDoneCounter.wait_until = lambda self, threshold: None
+    if mutant == "codes_alone":
+        HostPages.__init__ = codes_alone
 
 
 def several_chains() -> None:

@@ -110,6 +110,16 @@ def install_chains(hook: Hook) -> None:
     _attach([(hook, "AFTER", path)])
 
 
+def install_host_pool(make: Hook, store: Hook) -> None:
+    """Attach the hooks where SGLang makes a pool in the host's memory, and gives it a storage
+    backend, in a worker that is about to have one. Other workers never import the modules."""
+    places = (
+        (make, "AROUND", "mem_cache.hybrid_cache.hybrid_pool_assembler.build_kv_host_pool"),
+        (store, "BEFORE", "managers.cache_controller.HiCacheController.attach_storage_backend"),
+    )
+    _attach([(hook, kind, f"sglang.srt.{path}") for hook, kind, path in places])
+
+
 def _attach(wanted: Sequence[tuple[Hook, str, str]]) -> None:
     """Attach hooks to functions and methods. All places are found before any of them changes."""
     functions: dict[tuple[Any, str], Hook] = {}

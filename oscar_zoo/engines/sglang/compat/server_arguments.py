@@ -73,6 +73,19 @@ def published_dtype() -> str | None:
         return None
 
 
+def published() -> Any:
+    """The resolved arguments of the server this process belongs to."""
+    from sglang.srt.runtime_context import get_server_args
+
+    return resolved(get_server_args())
+
+
+def host_cache_bytes() -> int:
+    """Bytes that a worker keeps for pages in the host's memory, where the user says it."""
+    args = published()
+    return int(args.hicache_size * 1e9) if args.enable_hierarchical_cache else 0
+
+
 def leave_out_images(model_config: Any) -> None:
     """Say of a model that has images unless told otherwise what SGLang says of one without."""
     for name in ABOUT_IMAGES:

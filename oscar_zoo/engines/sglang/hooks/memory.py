@@ -12,9 +12,16 @@ import torch
 
 from oscar_zoo.engines import setting_flags
 from oscar_zoo.engines.sglang import worker
-from oscar_zoo.engines.sglang.compat import forward_batch, geometry, memory
+from oscar_zoo.engines.sglang.compat import (
+    forward_batch,
+    geometry,
+    hook_targets,
+    memory,
+    server_arguments,
+)
 from oscar_zoo.engines.sglang.sizing import SLIDING_RATIO
 from oscar_zoo.engines.sglang.worker import FACTS, FIRED
+from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES
 from oscar_zoo.runtime.slot_plans import SlidingDemand, SlidingPlan, StateDemand
 
@@ -104,8 +111,28 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
         window_shape=worker.window_shape(self, num_rows=FACTS["rows"]),
         make_stores=worker.make_stores,
     )
+    if server_arguments.published().enable_hierarchical_cache:
+        hook_targets.install_host_pool(host_pool, storage)
     either = geometry.either_pool(make, self.model_dtype)
     return original(self, **{**kwargs, "mha_pool_class": either})
+
+
+def host_pool(original: Any, *, kv_pool: Any, page_size: int, **kwargs: Any) -> Any:
+    from oscar_zoo.engines.sglang.compat.host_pool import Int2HostPool
+    from oscar_zoo.engines.sglang.pool import Int2TokenPool
+
+    if not isinstance(kv_pool, Int2TokenPool):
+        return original(kv_pool=kv_pool, page_size=page_size, **kwargs)
+    FIRED.add("host_pool")
+    return Int2HostPool(kv_pool, page_size)
+
+
+def storage(*_: Any, **__: Any) -> None:
+    """Refuse one that is asked for while the server runs, as `refusals` does at its start."""
+    raise UsageError(
+        "a storage backend does not work with an INT2 KV cache: pages that outlive a server do not"
+        " name their artifact."
+    )
 
 
 def states(original: Any, self: Any, total_rest_memory: float) -> float:

@@ -40,6 +40,11 @@ MOST_COMMON_KV_HEADS = 8
 INTERFACE = "lo"
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Which interface the processes of a group talk over."""
+HOST_PAGE = 64
+"""Tokens of a page, where pages are kept in the host's memory: they are copied whole."""
+UNIFIED_TREE = "SGLANG_ENABLE_UNIFIED_RADIX_TREE"
+"""Names the one prefix cache of SGLang 0.5.17 whose pool on the host can be ours. Later releases
+have no other."""
 INTERPRET = "TRITON_INTERPRET"
 """SGLang's allocator runs Triton kernels with a backend that is not its own. Without a GPU they
 need this variable. Triton reads it when a worker imports the kernels, and workers inherit it."""
@@ -72,6 +77,8 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
         args.speculative_draft_attention_backend = DRAFT_BACKEND
     if args.max_running_requests is None:
         args.max_running_requests = _requests(args)
+    if args.enable_hierarchical_cache:
+        _host_cache(args)
     if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
         args.cuda_graph_backend_prefill = "disabled"  # see `flags.GPU_FLAGS`
 
@@ -95,6 +102,14 @@ def _take_backend(args: Any) -> None:
             setattr(args, name, None)
     if args.attention_backend is None:
         args.attention_backend = setting_flags.BACKEND
+
+
+def _host_cache(args: Any) -> None:
+    """Have pages copied by the numbers that our pool on the host takes, which are on the host
+    themselves. Its layout is its own, whatever the user says of SGLang's."""
+    args.hicache_io_backend, args.hicache_mem_layout = "direct", "page_first_direct"
+    args.page_size = args.page_size or HOST_PAGE
+    os.environ[UNIFIED_TREE] = "1"
 
 
 def _requests(args: Any) -> int:

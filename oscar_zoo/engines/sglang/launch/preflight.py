@@ -14,13 +14,22 @@ from pathlib import Path
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import refusals, sizing
 from oscar_zoo.engines.sglang.compat.releases import COUNTS_ALL_CPU_RANKS, installed_from
-from oscar_zoo.engines.sglang.sizing import ITEMSIZES, Layout, SizeFlags, device_flags, splits
-from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine
+from oscar_zoo.engines.sglang.sizing import (
+    ITEMSIZES,
+    SINKS_SHARE,
+    Layout,
+    SizeFlags,
+    device_flags,
+    splits,
+)
+from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine, UsageError
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
 from oscar_zoo.models.weight_files import check_weight_files
 
 ALL_OF_A_GPU = 0.95
+HOST_SHARE = 0.9
+"""Of what the host has free, for pages; the rest is for the engine itself."""
 LIKELY_ENOUGH = (2, 4, 8)
 
 
@@ -121,6 +130,23 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
     hint = "; ".join([*told, " or ".join(_ways(server, usable))])
     where = f"cuda:{server.gpu}" if server.device == "cuda" else server.device
     raise NotEnoughMemory.for_model(server.model, server.total, where, usable, hint=hint)
+
+
+def host_cache_flags(size: int, layout: Layout, free: int | None) -> tuple[str, ...]:
+    """The engine's flags for pages in `size` bytes of the host's memory, which all GPUs share, with
+    the first tokens of prompts. Refuses more than is `free`, and too little for the engine, which
+    counts whole GB of each GPU."""
+    if free is not None and size > HOST_SHARE * free:
+        usable = int(HOST_SHARE * free)
+        hint = f"lower it: --host-cache {usable >> 30}GiB"
+        raise NotEnoughMemory.for_model("--host-cache", size, "the host", usable, hint=hint)
+    each = int(size / (1 + SINKS_SHARE) / layout.gpus / 1e9)
+    if each < 1:
+        least = int((1 + SINKS_SHARE) * layout.gpus) + 1
+        raise UsageError(
+            "--host-cache is less than 1 GB for each GPU.", hint=f"--host-cache {least}GiB"
+        )
+    return "--enable-hierarchical-cache", f"--hicache-size={each}"
 
 
 def free_memory(

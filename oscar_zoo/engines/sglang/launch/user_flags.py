@@ -65,7 +65,9 @@ DENIED_FAMILIES = {
     "--disaggregation-": "disaggregation with an INT2 cache is not supported",
     "--encoder-": "encoders on other machines are reached without a key",
     "--decoupled-spec-": "speculative decoding with an INT2 cache is not supported",
-    "--hicache-storage-": "it imports code by name, and an INT2 cache has no copy on the host",
+    "--hicache-storage-": (
+        "it imports code by name, and pages that outlive a server do not name their artifact"
+    ),
     "--unified-cache-external-linker-": (
         "it imports code by name, and an INT2 cache has no copy elsewhere"
     ),

@@ -65,6 +65,8 @@ VALUES = {
     "--dllm-algorithm": "LowConfidence",
     "--tokenizer-worker-num": "2",
     "--kv-canary": "log",
+    "--page-size": "24",
+    "--hicache-host-memory-mode": "buffer_only",
 }
 """Values of the flags that are no switches."""
 DRAFTS = "--speculative-algorithm=NGRAM"
@@ -73,12 +75,15 @@ ALSO = {
     "--enable-mixed-chunk": [DRAFTS],
     "--enable-multi-layer-eagle": ["--speculative-eagle-topk=2"],
     "--pp-size": [DRAFTS],
+    "--enable-hierarchical-cache": [DRAFTS],
+    "--page-size": ["--enable-hierarchical-cache"],
 }
 """Flags without which a row does not hold."""
 
 
-ROWS = [row for row in refusals.SERVER if row.name != "--disaggregation-mode"]
-"""All but the flag that `serve` takes from nobody."""
+DENIED = ("--disaggregation-mode", "--hicache-storage-backend")
+ROWS = [row for row in refusals.SERVER if row.name not in DENIED]
+"""All but flags that `serve` takes from nobody."""
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -99,7 +104,7 @@ def test_every_row_is_found_in_every_spelling(row: refusals.Refusal) -> None:
 @pytest.mark.parametrize("other", user_flags.OTHER_NAMES)
 def test_second_names_are_found(other: str) -> None:
     with pytest.raises(UsageError):
-        check_flags(UserFlags([other, "2"]), "cuda")
+        check_flags(UserFlags([other, "2", *ALSO.get(user_flags.OTHER_NAMES[other], ())]), "cuda")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +123,8 @@ def test_second_names_are_found(other: str) -> None:
         ["--cuda-graph-backend-prefill=breakable", "--cuda-graph-backend-decode", "full"],
         ["--pp-size=2", "--enable-mixed-chunk"],
         [DRAFTS, "--speculative-num-draft-tokens=32", "--pp-size=1"],
+        ["--enable-hicache", "--page-size=32", "--hicache-size=8", "--tp=2"],
+        ["--enable-hierarchical-cache", "--page-size=many"],
         ["--served-model-name=--enable-mis"],
         ["-1", "x"],
     ],

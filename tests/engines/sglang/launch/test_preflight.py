@@ -23,7 +23,13 @@ from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.preflight import CORES, check_devices
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.sizing import Layout
-from oscar_zoo.errors import InvalidModel, NotEnoughMemory, UnsupportedMachine, UnsupportedModel
+from oscar_zoo.errors import (
+    InvalidModel,
+    NotEnoughMemory,
+    UnsupportedMachine,
+    UnsupportedModel,
+    UsageError,
+)
 from oscar_zoo.models import config_file
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.weight_files import stored_weights
@@ -335,3 +341,18 @@ def test_the_fullest_gpu_counts_and_unknown_ones_are_left_to_sglang(tmp_path: Pa
     assert preflight.free_memory("cuda", 0, 1, {"PATH": "/nowhere"}) is None
     (tmp_path / "none").mkdir()
     check(machine(tmp_path / "none"), Layout(tp=4), "cuda")
+
+
+def test_a_cache_on_the_host_is_shared_by_all_gpus() -> None:
+    """SGLang counts whole GB of each; first tokens have their part of what was given."""
+    for layout, each in ((Layout(), 65), (Layout(tp=8), 8), (Layout(tp=2, replicas=2), 16)):
+        flags = preflight.host_cache_flags(64 << 30, layout, None)
+        assert flags == ("--enable-hierarchical-cache", f"--hicache-size={each}")
+    with pytest.raises(UsageError) as small:
+        preflight.host_cache_flags(8 << 29, Layout(tp=8), None)
+    advised = int(re.findall(r"(\d+)GiB", str(small.value.hint))[0])
+    assert preflight.host_cache_flags(advised << 30, Layout(tp=8), None)
+    with pytest.raises(NotEnoughMemory) as large:
+        preflight.host_cache_flags(64 << 30, Layout(), 64 << 30)
+    advised = int(re.findall(r"(\d+)GiB", str(large.value.hint))[0])
+    assert preflight.host_cache_flags(advised << 30, Layout(), 64 << 30)
