@@ -60,7 +60,7 @@ GROUPS = {
     },
     "Serve": {
         "fit-gpu": "Estimate how many tokens and requests of a model fit a GPU.",
-        "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
+        "serve": "Serve a model with an INT2 KV cache in stock SGLang or vLLM.",
         "chat": "Talk to a server that runs, or to a model.",
         "ps": "Show the servers that run.",
         "logs": "Show the log of a server.",

@@ -37,7 +37,7 @@ def vllm_version() -> str:
     except importlib.metadata.PackageNotFoundError:
         raise MissingDependency(
             "this needs vllm, which is not installed.",
-            hint="in an environment without SGLang, which wants another torch",
+            hint="SGLang wants another torch, so take an environment without it",
             next_step=Install("serve-vllm"),
         ) from None
     if not found.startswith(f"{SERIES}."):

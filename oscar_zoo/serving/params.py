@@ -63,8 +63,8 @@ class ServeParams:
       oscar-zoo serve ./my-rotation --model ./my-model --port 30001
       oscar-zoo serve ./my-model --compute
       oscar-zoo serve Qwen3-8B --drafts
-      oscar-zoo serve Qwen3-8B --engine vllm -- --max-model-len=65536
-      oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
+      oscar-zoo serve Qwen3-8B --engine vllm -- --max-model-len=32768
+      oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=32768
       oscar-zoo serve Qwen3-8B --print --device cuda
     """
 
@@ -168,7 +168,7 @@ class ServeParams:
         if self.print_only and (any(opens) or self.engine_api):
             raise UsageError(
                 "--print shows a server on loopback without a key.",
-                hint="leave out what opens it; SGLang reads address and key from --config FILE",
+                hint="leave out --expose, --require-key, --allow-origin and --engine-api",
             )
         if self.calib_data and not self.compute:
             raise UsageError("--calib-data goes with --compute.", hint="add --compute")
@@ -181,7 +181,7 @@ class ServeParams:
     @property
     def of_sglang(self) -> tuple[str, ...]:
         """What SGLang reads of the flags; vLLM has one of its names for the same."""
-        shared = re.findall(r"--tensor-parallel-size[= ]\S+", " ".join(self.flags))
+        shared = re.findall(r"(?:--tensor-parallel-size|--tp|-tp)[= ]\S+", " ".join(self.flags))
         return self.flags if self.engine == "sglang" else tuple(" ".join(shared).split())
 
     def arguments(self, **changes: Any) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -35,7 +36,7 @@ ALLOWED = frozenset(
 """Flags of vLLM that go behind `--`. Others import code by name, unpickle what a request holds,
 open a second way in, or have not been looked at."""
 INSTEAD = dict.fromkeys(
-    "--pipeline-parallel-size -pp -dp --data-parallel-size --speculative-config --enable-lora"
+    "--pipeline-parallel-size -pp -dp --data-parallel-size --enable-lora"
     " --kv-transfer-config".split(),
     NOT_BUILT,
 ) | {
@@ -45,8 +46,8 @@ INSTEAD = dict.fromkeys(
     "--revision": "put it in front of --",
     "--kv-cache-dtype": "serve sets it",
     "--distributed-executor-backend": "serve sets it",
-    "--tp": "write --tensor-parallel-size",
-    "-tp": "write --tensor-parallel-size",
+    "--enable-metrics": "vLLM has /metrics without it",
+    "--speculative-config": "only where vLLM is started by hand, as docs/vllm.md says",
     "--context-length": "vLLM calls it --max-model-len",
     "--mem-fraction-static": "vLLM calls it --gpu-memory-utilization",
     "--max-running-requests": "vLLM calls it --max-num-seqs",
@@ -90,7 +91,7 @@ class CommandOfVllm:
         vLLM, or our cache in it, does not do with what is `Prepared`."""
         if params.engine != "vllm":
             return None
-        words, chosen = params.flags, ServeOptions(**prepared.options(params))
+        words, chosen = spelled(params.flags), ServeOptions(**prepared.options(params))
         given = check_words(words)
         config, geometry = prepared.config, prepared.geometry
         kept = config and geometry and kept_by_others(config.get_text_config(), geometry)
@@ -175,6 +176,11 @@ def settings_of(words: Sequence[str]) -> dict[str, str]:
     """Those of the plugin: vLLM's command line takes none, so they are variables."""
     given = dict(word.split("=", 1) for word in words if word.startswith("--oscar-"))
     return {one.variable: given[one.flag] for one in OPTIONS.values() if one.flag in given}
+
+
+def spelled(words: Sequence[str]) -> tuple[str, ...]:
+    """Flags with vLLM's own name for what people also know by others."""
+    return tuple(re.sub(r"^(--tp|--tp-size|-tp)(?==|$)", PARALLEL, word) for word in words)
 
 
 def check_words(words: Sequence[str]) -> dict[str, str]:

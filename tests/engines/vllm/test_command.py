@@ -24,13 +24,14 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     assert {"--kv-cache-dtype=oscar_int2", "--host=127.0.0.1"} <= {*facts["argv"]}
     elsewhere = ("--print", "--device", "cuda")
     assert "--max-num-seqs=64" in cli.json(0, *line, *elsewhere)["argv"]
-    two = cli.json(0, *line, *own, "--", "--tensor-parallel-size", "2")["argv"]
-    assert "--distributed-executor-backend=mp" in two and two[-1] == "2"
+    two = cli.json(0, *line, *own, "--", "--tp", "2")["argv"]
+    assert "--distributed-executor-backend=mp" in two
+    assert two[-2:] == ["--tensor-parallel-size", "2"]
     chosen = settings.read_settings(facts["env"])
     assert (chosen.k_clip, chosen.v_clip) == ((0.5,), (0.25,))
     assert served_artifact.load(chosen.source, chosen.expected_digest).where == str(folder)
     cli.refused(1, *line, "--device", "cpu")  # no vLLM here
-    refused = "--host=0.0.0.0 --kv-cache-dtype -tp --trust_remote_code --load-format=pt"
+    refused = "--host=0.0.0.0 --kv-cache-dtype --dp --trust_remote_code --load-format=pt"
     for flag in (*refused.split(), "--middleware=a.b", "--max-num-seqs=0", "--max-num-s=9"):
         cli.refused(2, *line, "--print", "--", flag)
     cli.refused(2, *line, *elsewhere, "--drafts=ngram")

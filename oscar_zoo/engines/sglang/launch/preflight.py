@@ -142,10 +142,8 @@ def host_cache_flags(size: int, layout: Layout, free: int | None) -> tuple[str, 
         raise NotEnoughMemory.for_model("--host-cache", size, "the host", usable, hint=hint)
     each = int(size / (1 + SINKS_SHARE) / layout.gpus / 1e9)
     if each < 1:
-        least = int((1 + SINKS_SHARE) * layout.gpus) + 1
-        raise UsageError(
-            "--host-cache is less than 1 GB for each GPU.", hint=f"--host-cache {least}GiB"
-        )
+        more = f"ask for more: --host-cache {int((1 + SINKS_SHARE) * layout.gpus) + 1}GiB"
+        raise UsageError("--host-cache is less than 1 GB for each GPU.", hint=more)
     return "--enable-hierarchical-cache", f"--hicache-size={each}"
 
 
