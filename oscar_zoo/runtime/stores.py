@@ -107,9 +107,11 @@ class SlotStore:
     ) -> list[Tensor]:
         """Zeros `[num_slots, num_kv_heads, width]`, one tensor per layer. On a CPU the system gives
         a page when it is first written, so that a store of many gigabytes is there at once."""
-        size, layers = (self.shape.num_slots, self.shape.num_kv_heads), {}
+        number, heads, layers = self.shape.num_slots, self.shape.num_kv_heads, {}
         for width in sorted({*widths}):
-            stack = zeros((widths.count(width), *size, width), dtype, device)
+            # An even number of slots, so that every layer begins at a multiple of 16 bytes.
+            size = widths.count(width), number + number % 2, heads, width
+            stack = zeros(size, dtype, device)[:, :number]
             self.stacks.append(stack)
             layers[width] = iter(stack.unbind())
         return [next(layers[width]) for width in widths]

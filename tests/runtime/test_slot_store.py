@@ -95,3 +95,10 @@ def test_a_store_on_a_cpu_takes_memory_when_it_is_written() -> None:
 def resident() -> int:
     """Bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_every_layer_begins_where_kernels_can_read_it() -> None:
+    """They read 16 bytes at once, and an odd number of slots may have 8 more."""
+    spec = QuantSpec(128, 128)
+    store = SlotStore(SlotShape.alike(3, 21, 1, spec, spec), "cpu")
+    assert [one.data_ptr() % 16 for one in store.buffers()] == [0] * 6
