@@ -119,7 +119,9 @@ def _backend() -> tuple[Any, list[str]]:
 
     calls: list[str] = []
     backend: Any = object.__new__(OscarAttentionBackend)
-    backend.pool = SimpleNamespace(device="cuda:0", windows=SimpleNamespace(fresh=set()))
+    windows = SimpleNamespace(fresh=set())
+    pool = SimpleNamespace(device="cuda:0", windows=windows, layer_transfer_counter=None)
+    backend.pool = pool
     backend.cache = SimpleNamespace(
         begin=lambda step: calls.append(f"begin {step.kind}"),
         refill=lambda step: calls.append(f"refill {step.kind}"),
