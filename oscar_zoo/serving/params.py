@@ -166,9 +166,10 @@ class ServeParams:
             raise UsageError(f"{one} does not work with {other}.", hint=f"leave out {one}")
         opens = (self.expose, self.api_key_file, self.require_key, self.allow_origin)
         if self.print_only and (any(opens) or self.engine_api):
+            own = "; SGLang reads address and key from --config FILE" * (self.engine == "sglang")
             raise UsageError(
                 "--print shows a server on loopback without a key.",
-                hint="leave out --expose, --require-key, --allow-origin and --engine-api",
+                hint=f"leave out what opens it{own}",
             )
         if self.calib_data and not self.compute:
             raise UsageError("--calib-data goes with --compute.", hint="add --compute")

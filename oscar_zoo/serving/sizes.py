@@ -20,7 +20,6 @@ def parse_weights(text: str, option: str = "--weights") -> int:
 
 def _bytes(text: str, option: str, step: int) -> int:
     units = {"": step**3, "gb": step**3, "gib": 1 << 30, "mb": step**2, "mib": 1 << 20}
-    units |= {"tb": units["gb"] * step, "tib": 1 << 40}
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in units or float(match[1]) == 0:
         raise UsageError(f"{text!r} is no size of memory.", hint=f"write it like {option} 24GiB")

@@ -120,8 +120,7 @@ def _backend() -> tuple[Any, list[str]]:
     calls: list[str] = []
     backend: Any = object.__new__(OscarAttentionBackend)
     windows = SimpleNamespace(fresh=set())
-    pool = SimpleNamespace(device="cuda:0", windows=windows, layer_transfer_counter=None)
-    backend.pool = pool
+    backend.pool = SimpleNamespace(device="cuda:0", windows=windows, layer_transfer_counter=None)
     backend.cache = SimpleNamespace(
         begin=lambda step: calls.append(f"begin {step.kind}"),
         refill=lambda step: calls.append(f"refill {step.kind}"),
