@@ -19,7 +19,7 @@ def main() -> None:
         for requests in (1, 3):
             pack_slots(
                 torch.zeros(8, 64, dtype=torch.int32),
-                torch.zeros(requests, dtype=torch.int64),
+                *(torch.zeros(requests, dtype=torch.int64) for _ in range(2)),
                 torch.zeros(requests + 1, dtype=torch.int32),
                 torch.zeros(64, dtype=torch.int32),
             )
