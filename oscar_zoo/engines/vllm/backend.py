@@ -133,18 +133,19 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
 
     def _parts(self, common: Any, captured: bool) -> list[Part]:
         """Row `i + 1` is that of request `i` in the runner's table."""
-        state, number = self._worker, len(common.req_idx)
+        state, number, most = self._worker, len(common.req_idx), self._most
         bounds = common.query_start_loc_cpu[: number + 1].numpy()
-        if bounds[-1] == number * self._most and np.array_equal(common.req_idx, self._decoding):
+        alike = common.max_query_len == most and bounds[-1] == number * most
+        if alike and np.array_equal(common.req_idx, self._decoding):
             return [self._decode(common, self._decoding + 1, None)]  # as most steps are
         rows, new = common.req_idx.astype(np.int64) + 1, np.diff(bounds)
         prefixes = common.seq_lens_cpu_upper_bound[:number].numpy() - new
         # A token that comes alone counts itself in the window, also the last one of a prompt.
         alone = (new == 1) & ((prefixes > 0) | captured)
-        drafts = ~common.is_prefilling[:number].numpy() & (new > 1) & (new <= self._most)
-        alike = alone if self._most == 1 else drafts & (new == self._most)
-        self._decoding = rows[: number if alike.all() and not captured else 0] - 1
-        if alike.all():
+        drafts = ~common.is_prefilling[:number].numpy() & (new > 1) & (new <= most)
+        alike = (alone if most == 1 else drafts & (new == most)).all()
+        self._decoding = rows[: number if alike and not captured else 0] - 1
+        if alike:
             return [self._decode(common, rows, None)]
         kinds = [alone, *(drafts & (new == count) for count in np.unique(new[drafts]))]
         parts = [self._decode(common, rows, kind) for kind in kinds if kind.any()]
