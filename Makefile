@@ -127,7 +127,7 @@ $(VENV)/fuzzer: $(STAMP)
 gpu-check:
 	@test "$(DEVICE)" = cpu || nvidia-smi -L >/dev/null 2>&1 || { echo "error: the GPU check needs an NVIDIA GPU, and nvidia-smi lists none here. Run it on a machine with one; a rehearsal without one: make gpu-check DEVICE=cpu GPU_PYTHON=$(BIN)/python" >&2; exit 1; }
 	@test "$(GPU_PYTHON)" != .venv-gpu/bin/python || $(MAKE) --no-print-directory .venv-gpu/.installed
-	$(GPU_PYTHON) tests/gpu_check/run.py --device $(DEVICE) --engine-flags="$(ENGINE_FLAGS)" --commit="$(COMMIT)" $(if $(REAL_MODEL),--real-model "$(REAL_MODEL)") $(if $(VLLM_PYTHON),--vllm-python "$(VLLM_PYTHON)")
+	$(GPU_PYTHON) tests/gpu_check/run.py --device $(DEVICE) --engine-flags="$(ENGINE_FLAGS)" --commit="$(COMMIT)" $(if $(RESUME),--resume) $(if $(REAL_MODEL),--real-model "$(REAL_MODEL)") $(if $(VLLM_PYTHON),--vllm-python "$(VLLM_PYTHON)")
 
 .venv-gpu/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu

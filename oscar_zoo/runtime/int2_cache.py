@@ -80,10 +80,10 @@ class Int2Cache:
             )
         )
         self.tables = BatchTables(config.max_batch, config.max_tokens, config.device)
-        self._verify = (
+        self.verify = (
             VerifyTables(self.tables, self._state, config.max_batch, drafts) if drafts > 1 else None
         )
-        self._commit = ops.make_commit(self.caches) if self._verify else None
+        self._commit = ops.make_commit(self.caches) if self.verify else None
 
     def use(self, slots: SlotStore) -> None:
         """Keep tokens in other slots from now on, where an engine allocates them late."""
@@ -211,9 +211,9 @@ class Int2Cache:
         self.windows.rings.launched(rows, ends)
 
     def _drafts(self) -> VerifyTables:
-        if self._verify is None:
+        if self.verify is None:
             raise RuntimeError("drafts of a cache that has no room for them")
-        return self._verify
+        return self.verify
 
     def _extend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax

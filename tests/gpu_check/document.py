@@ -69,6 +69,7 @@ def section(
     date: str,
     commit: str,
     seconds: float,
+    kept: int = 0,
 ) -> str:
     """One run.
 
@@ -77,12 +78,14 @@ def section(
         date: day of the run, ISO 8601.
         commit: of the checkout.
         seconds: from start to end; steps may overlap.
+        kept: how many of the results an earlier run had found.
     """
+    more = f" after a run in which {kept} steps had passed" if kept else ""
     known = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "GPU")
     versions = textwrap.fill(f"{known}.", 100, break_on_hyphens=False)
     return (
         f"## {facts['GPU']}\n\n**{verdict(results)}** on {date}, commit {commit},"
-        f" {seconds:.0f} seconds in all.\n{versions}\n\n{table(results)}\n"
+        f" {seconds:.0f} seconds in all{more}.\n{versions}\n\n{table(results)}\n"
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from subprocess import SubprocessError
 
 from document import Status, StepResult
@@ -17,11 +20,15 @@ INTERRUPT_SECONDS = 2.0
 
 
 class Record:
-    """The results of the steps that have begun, in that order."""
+    """The results of the steps that have begun, in that order. Those that passed are kept in a
+    file, and are not run again where it has them."""
 
-    def __init__(self) -> None:
-        self._begun: dict[str, float] = {}
-        self._ended: dict[str, StepResult] = {}
+    def __init__(self, file: Path) -> None:
+        lines = file.read_text("utf-8").splitlines() if file.exists() else []
+        self.passed = {one.name: one for one in (StepResult(**json.loads(x)) for x in lines)}
+        self._file = file
+        self._ended = dict(self.passed)
+        self._begun = dict.fromkeys(self.passed, 0.0)
         self._interrupted = threading.Event()
 
     def timed(self, name: str, step: Callable[[Check], str], check: Check) -> StepResult:
@@ -29,6 +36,8 @@ class Record:
         begins."""
         if self._interrupted.is_set():
             return StepResult(name, "not ended", 0.0, "")
+        if name in self.passed:
+            return self.passed[name]
         print(f"{name} ...", flush=True)
         self._begun[name] = started = time.monotonic()
         status: Status = "FAILED"
@@ -44,8 +53,11 @@ class Record:
         if status == "FAILED" and self._interrupted.wait(INTERRUPT_SECONDS):
             return StepResult(name, "not ended", seconds, "")
         print(f"{name}: {status} ({seconds:.0f} s) {figures}", flush=True)
-        self._ended[name] = StepResult(name, status, seconds, figures)
-        return self._ended[name]
+        self._ended[name] = result = StepResult(name, status, seconds, figures)
+        if status == "passed":
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+        return result
 
     @contextmanager
     def until_interrupted(self, pool: ThreadPoolExecutor) -> Iterator[None]:

@@ -40,8 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {lacking}", file=sys.stderr)
         return 1
     work = chosen.work.absolute()
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    if not chosen.resume:
+        shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
     # an empty lock keeps the lock of a project around this folder out
     (work / "oscar-zoo.lock").write_text('{"schema": "oscar-zoo.lock/1", "artifacts": []}\n')
     gpus = machine.visible()
@@ -50,7 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     check = replace(check, gpu=gpus[0]) if gpus[1:] else check
     facts = machine.facts()
     started = time.monotonic()
-    record = Record()
+    commit = chosen.commit or machine.commit(ROOT)
+    record = Record(work / f"passed-{commit}.jsonl")
     try:
         results = _run_all(record, check, replace(check, gpu=gpus[1]) if gpus[1:] else None)
     except KeyboardInterrupt:
@@ -58,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = time.monotonic() - started
     when = datetime.datetime.now(datetime.UTC).date().isoformat()
     made = document.section(
-        facts, results, date=when, commit=chosen.commit or machine.commit(ROOT), seconds=seconds
+        facts, results, date=when, commit=commit, seconds=seconds, kept=len(record.passed)
     )
     print("\n" + made)
     if chosen.device == "cuda":
@@ -75,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--work", type=Path, default=ROOT / ".gpu-check", help="folder for all state; emptied first"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what passed at this commit before"
     )
     parser.add_argument("--engine-flags", default="", help="more flags for SGLang, as one string")
     parser.add_argument(
@@ -100,7 +105,8 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
     `bench serve` has a GPU for itself, at the end or on the second one (`beside`). The server of
     `serve` takes what is left of a GPU's memory, so it starts when others have ended.
     """
-    steps.write_models(check)
+    if not record.passed:
+        steps.write_models(check)
     with ThreadPoolExecutor(THREADS[check.device]) as pool, record.until_interrupted(pool):
 
         def begin(

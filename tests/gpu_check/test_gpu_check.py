@@ -75,7 +75,7 @@ def test_a_section_says_machine_commit_and_every_figure(
     assert "driver 580.1, torch 2.11.0+cu130." in made
 
 
-def test_a_step_for_a_gpu_is_not_tried_on_a_cpu() -> None:
+def test_a_step_for_a_gpu_is_not_tried_on_a_cpu(tmp_path: Path) -> None:
     """The rehearsal says so in the line of the step, which is what people read while it runs."""
     program = f"""
 import sys
@@ -86,7 +86,7 @@ from record import Record
 check = steps.Check(Path("."), "cpu", ())
 tried = (steps.kernel_tests, steps.serve_hybrid, window_drafts.serve_windowed_drafts)
 for step in (*tried, steps.compute_real, steps.serve_real, steps.real_in_vllm):
-    found = Record().timed(step.__name__, step, check)
+    found = Record(Path({str(tmp_path / "passed")!r})).timed(step.__name__, step, check)
     assert found.status == "not tried", found
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -113,6 +113,7 @@ def test_a_run_that_was_interrupted_keeps_what_had_ended(tmp_path: Path) -> None
     """The command of the second step gets the signal too, and its end is no failure of the step."""
     program = f"""
 import subprocess, sys, time
+from pathlib import Path
 from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, {str(FOLDER)!r})
 import document, record as records
@@ -122,7 +123,7 @@ records.INTERRUPT_SECONDS = 300  # on a busy machine this thread may come long b
 def second(check):
     if subprocess.run(["sh", "-c", "kill -INT 0; exec sleep 60"]).returncode:
         raise CheckFailed("the command was interrupted")
-record = Record()
+record = Record(Path({str(tmp_path / "passed")!r}))
 try:
     with ThreadPoolExecutor(2) as pool, record.until_interrupted(pool):
         record.timed("first", lambda check: "all is well", None)
@@ -142,6 +143,11 @@ except KeyboardInterrupt:
     assert re.search(r"\| first \| passed \| \d+ \| all is well \|", done.stdout)
     assert "| second | not ended |" in done.stdout and "| third |" not in done.stdout
     assert "after it" not in done.stdout
+    program = program.replace("all is well", "run again")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, start_new_session=True
+    )
+    assert "all is well" in done.stdout and "run again" not in done.stdout, done.stderr
 
 
 def test_a_run_replaces_the_section_of_its_own_gpu_only(document: ModuleType) -> None:

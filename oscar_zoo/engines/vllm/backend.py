@@ -6,9 +6,9 @@ which run one after the other: nobody who decodes reads what a chunk of the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,13 +24,13 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheLayout, KVQuantMode
 
 from oscar_zoo.engines.vllm import compat, worker
+from oscar_zoo.engines.vllm.decoding import Rows
 from oscar_zoo.engines.vllm.register import DTYPE, NAME
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.batch import Batch, moved
 from oscar_zoo.runtime.engine import StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache
 
-Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 PAGE = 128
 """Tokens of a page, where the command does not say."""
 
@@ -92,6 +92,8 @@ class Part:
 
     tokens: slice | Tensor
     batch: Batch
+    fill: Callable[[], None] | None = None
+    """What the first layer begins with."""
 
 
 @dataclass
@@ -112,7 +114,7 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         self._worker = worker.start(vllm_config)
         self._worker.forget_pages()
         self._page, self._most = kv_cache_spec.block_size, 1 + vllm_config.num_speculative_tokens
-        self._decoding: Indices = np.zeros(0, np.int64)  # requests of the last step, if all did
+        self._decoding: Rows = np.zeros(0, np.int64)  # requests of the last step, if all did
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Int2Metadata:
         """Of dummies, which have one token each and none before it."""
@@ -135,24 +137,28 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
         """Row `i + 1` is that of request `i` in the runner's table."""
         state, number, most = self._worker, len(common.req_idx), self._most
         bounds = common.query_start_loc_cpu[: number + 1].numpy()
+        state.step(common.block_table_tensor, self._page)
         alike = common.max_query_len == most and bounds[-1] == number * most
         if alike and np.array_equal(common.req_idx, self._decoding):
-            return [self._decode(common, self._decoding + 1, None)]  # as most steps are
+            return [self._decode(common, self._decoding + 1, most)]  # as most steps are
         rows, new = common.req_idx.astype(np.int64) + 1, np.diff(bounds)
-        prefixes = common.seq_lens_cpu_upper_bound[:number].numpy() - new
+        known = common.seq_lens_cpu_upper_bound[:number].numpy()
         # A token that comes alone counts itself in the window, also the last one of a prompt.
-        alone = (new == 1) & ((prefixes > 0) | captured)
+        alone = (new == 1) & ((known > 1) | captured)
         drafts = ~common.is_prefilling[:number].numpy() & (new > 1) & (new <= most)
         alike = (alone if most == 1 else drafts & (new == most)).all()
         self._decoding = rows[: number if alike and not captured else 0] - 1
         if alike:
-            return [self._decode(common, rows, None)]
-        kinds = [alone, *(drafts & (new == count) for count in np.unique(new[drafts]))]
-        parts = [self._decode(common, rows, kind) for kind in kinds if kind.any()]
+            return [self._decode(common, rows, most)]
+        counts = np.unique(new[alone | drafts]).tolist()
+        longest = int(known.max()) if len(counts) > 1 else None
+        parts = [
+            self._decode(common, rows, n, (new == n) & (alone | drafts), longest) for n in counts
+        ]
         chunks = (~alone & ~drafts).nonzero()[0]
         if not len(chunks):
             return parts
-        own, tokens = _at(chunks), _tokens(common, chunks)
+        own, tokens = _at(chunks, common), _tokens(common, chunks)
         state.step(common.block_table_tensor[own], self._page).begin_extend(
             StepInput(
                 "extend",
@@ -160,37 +166,50 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
                 (),
                 common.seq_lens[own],
                 common.slot_mapping[tokens].clamp(min=0),
-                tuple(prefixes[chunks].tolist()),
+                tuple((known - new)[chunks].tolist()),
                 tuple(new[chunks].tolist()),
             )
         )
         return [*parts, Part(tokens, state.batch)]
 
-    def _decode(self, common: Any, rows: Indices, among: Any) -> Part:
-        """Requests with as many new tokens each: those `among` the rows, or all. A graph may have
+    def _decode(
+        self,
+        common: Any,
+        rows: Rows,
+        count: int,
+        among: Any = None,
+        longest: int | None = None,
+    ) -> Part:
+        """Requests with `count` new tokens each: those `among` the rows, or all. A graph may have
         more of them at the end, which is padding: its row is 0 and its slot too, which nobody
         reads. Dummy runs name rows that have no owner yet, because all of them come in front of the
         first request."""
         if among is None:
-            own, tokens = (slice(0, common.num_reqs * n) for n in (1, common.max_query_len))
+            own, tokens = (slice(0, common.num_reqs * n) for n in (1, count))
             rows = np.concatenate([rows, np.zeros(common.num_reqs - len(rows), np.int64)])
         else:
             places = among.nonzero()[0]
-            own, tokens, rows = _at(places), _tokens(common, places), rows[places]
-        told = common.slot_mapping[tokens], common.seq_lens[own], common.block_table_tensor[own]
-        return Part(tokens, self._worker.decode(rows, *told, self._page))
+            own, tokens, rows = _at(places, common), _tokens(common, places), rows[places]
+        steps = self._worker.decoding(rows, longest)
+        batch = steps.set(rows, count)
+
+        def fill() -> None:
+            slots, lengths = common.slot_mapping[tokens], common.seq_lens[own]
+            steps.fill(count, slots, lengths, common.block_table_tensor[own], self._page)
+
+        return Part(tokens, batch, fill)
 
 
-def _tokens(common: Any, requests: Indices) -> slice | Tensor:
+def _tokens(common: Any, requests: Rows) -> slice | Tensor:
     bounds = common.query_start_loc_cpu.numpy()
-    return _at(np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in requests]))
+    return _at(np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in requests]), common)
 
 
-def _at(places: Indices) -> slice | Tensor:
+def _at(places: Rows, common: Any) -> slice | Tensor:
     """A slice, where these are neighbours, as they nearly always are."""
     if places[-1] - places[0] == len(places) - 1:
         return slice(int(places[0]), int(places[-1]) + 1)
-    return torch.from_numpy(places)
+    return moved(torch.from_numpy(places), common.seq_lens.device)
 
 
 class Int2Impl(AttentionImpl):  # type: ignore[misc]
@@ -250,6 +269,8 @@ class Int2Impl(AttentionImpl):  # type: ignore[misc]
         q, k, v = (x.reshape(len(x), -1) for x in (query, key, value))
         flat = output.view(len(output), -1)
         for part in attn_metadata.parts:
+            if part.fill is not None and cache.index[number] == 0:
+                part.fill()
             cache.batch, own = part.batch, part.tokens
             flat[own] = cache.forward(number, q[own], k[own], v[own], self.sinks)
         return output

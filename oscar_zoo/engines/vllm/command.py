@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,8 @@ ALLOWED = frozenset(
     " --enable-auto-tool-choice --tool-call-parser --reasoning-parser --skip-tokenizer-init"
     " --default-chat-template-kwargs --limit-mm-per-prompt --language-model-only"
     " --disable-log-stats --uvicorn-log-level --disable-uvicorn-access-log"
-    " --enable-prompt-tokens-details --enable-server-load-tracking --tensor-parallel-size".split()
+    " --enable-prompt-tokens-details --enable-server-load-tracking --tensor-parallel-size"
+    " --speculative-config".split()
 )
 """Flags of vLLM that go behind `--`. Others import code by name, unpickle what a request holds,
 open a second way in, or have not been looked at."""
@@ -47,7 +49,6 @@ INSTEAD = dict.fromkeys(
     "--kv-cache-dtype": "serve sets it",
     "--distributed-executor-backend": "serve sets it",
     "--enable-metrics": "vLLM has /metrics without it",
-    "--speculative-config": "only where vLLM is started by hand, as docs/vllm.md says",
     "--context-length": "vLLM calls it --max-model-len",
     "--mem-fraction-static": "vLLM calls it --gpu-memory-utilization",
     "--max-running-requests": "vLLM calls it --max-num-seqs",
@@ -55,6 +56,9 @@ INSTEAD = dict.fromkeys(
 """Why not, or what to do, where people ask."""
 FORMATS = ("safetensors", "dummy")
 """Of weights: those of files, or random ones."""
+DRAFTS = "--speculative-config"
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 4}
+"""The drafts that the cache has; lengths of n-grams may be said too."""
 REQUESTS = "--max-num-seqs"
 """Of its own vLLM prepares for up to 1,024 requests at a time, each of which has windows here."""
 FORMAT = "--load-format"
@@ -192,7 +196,23 @@ def check_words(words: Sequence[str]) -> dict[str, str]:
         raise UsageError(f"{flag} is not allowed after --: {why}.", suggestions=near)
     if given.get(FORMAT, "dummy") not in FORMATS:
         raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")
+    if DRAFTS in given and not _of_ngrams(given[DRAFTS]):
+        raise UsageError(
+            f"{DRAFTS} {given[DRAFTS]} is not about drafts of n-grams: {NOT_BUILT}.",
+            hint=f"{DRAFTS}={json.dumps(NGRAMS)!r}",
+        )
     return given
+
+
+def _of_ngrams(text: str) -> bool:
+    """Another method would name a model, which nobody has verified."""
+    try:
+        asked = json.loads(text)
+    except ValueError:
+        return False
+    lengths = {"prompt_lookup_min", "prompt_lookup_max"}
+    same = isinstance(asked, dict) and asked.get("method") == NGRAMS["method"]
+    return same and asked.keys() <= NGRAMS.keys() | lengths
 
 
 def check_built(model: str, *, others: bool) -> None:

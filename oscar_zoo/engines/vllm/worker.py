@@ -11,23 +11,22 @@ import functools
 import logging
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import Drafts, NewTokens
 from oscar_kernels.spec import QuantSpec, group_channels, row_bytes
 from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.vllm import compat, refusals
 from oscar_zoo.engines.vllm.account import Account
+from oscar_zoo.engines.vllm.decoding import Decoding, Rows
 from oscar_zoo.engines.vllm.prefill import LARGEST_HEAD, FlashPrefill
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.runtime.batch import Batch, moved
+from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.dispatch import choose_ops
-from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
+from oscar_zoo.runtime.engine import CacheConfig, Softmax
 from oscar_zoo.runtime.int2_cache import SHORT, Int2Cache, piece_tokens
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
@@ -155,12 +154,6 @@ class Worker:
         self._compiled = False
         self._specs = tuple(specs_of(dim, index) for index in range(len(layers)))
         self._pages: tuple[Tensor, int] | None = None
-        # What a CUDA graph of decode steps reads: rows, slots and lengths of their requests.
-        sizes = rows, rows * shape.drafts, rows
-        self._fixed = [torch.zeros(size, dtype=torch.int64, device=device) for size in sizes]
-        # Steps over these, by their number of requests and of tokens of each.
-        self._steps: dict[tuple[int, int], tuple[StepInput, Batch]] = {}
-        self._rows = np.zeros(0, np.int64)
         self.built: tuple[Any, Any] | None = None
         """What vLLM asks for in front of a step, and what it was given."""
         self._nothing = SlotStore(SlotShape(self._specs, 1, heads), device)
@@ -173,6 +166,7 @@ class Worker:
             ops=self._ops,
             prefill=FlashPrefill(compat.flash_attention()) if flash else None,
         )
+        self._decoding = Decoding(self._ops, self.windows, self.cache.tables, self.cache.verify)
         for warning in (*chosen.warnings, *artifact.warnings):
             logger.warning("%s", warning)
         logger.info("INT2 KV cache: artifact %s; %s", artifact.told, chosen.describe())
@@ -182,34 +176,11 @@ class Worker:
         self._pages = self.built = None
         self.cache.use(self._nothing)
 
-    def decode(
-        self, rows: np.ndarray[Any, Any], slots: Tensor, lengths: Tensor, pages: Tensor, size: int
-    ) -> Batch:
-        """A step in which these requests, `[B]`, have as many new tokens each: one, and perhaps
-        drafts. Without drafts one kernel launch tells the device of it, if the rows are those of
-        the step before, as they nearly always are."""
-        number, count = len(rows), len(slots) // max(1, len(rows))
-        if not np.array_equal(rows, self._rows):
-            self._rows, fixed = rows, self._fixed[0]
-            fixed[:number].copy_(moved(torch.from_numpy(rows), fixed.device))
-        cache, known = self.step(pages, size), self._steps.get((number, count))
-        if known is None:
-            (own, out_loc, ends), tokens = self._fixed, len(slots)
-            drafts = Drafts(count) if count > 1 else None
-            kind: Literal["decode", "verify"] = "verify" if drafts else "decode"
-            step = StepInput(kind, own[:number], (), ends[:number], out_loc[:tokens], drafts=drafts)
-            known = self._steps[number, count] = step, cache.batch_of(step)
-        step, batch = known
-        if count > 1:
-            torch.clamp(slots, min=0, out=step.out_loc)
-            step.seq_lens.copy_((lengths - count).clamp(min=0))
-            cache.refill(step)
-            return batch
-        new, view, tables = batch.targets, batch.view, cache.tables
-        told = NewTokens(slots, new.out_loc, new.ends, new.positions)
-        order = self._order[:number]
-        self._ops.pack(pages, order, lengths, view.kv_indptr, tables.kv_indices, size, told)
-        return batch
+    def decoding(self, rows: Rows, longest: int | None) -> Decoding:
+        """Of these requests, or of all that decode in this step if they are not named."""
+        if longest is None:
+            return self._decoding
+        return Decoding.apart(self._ops, self.windows, rows, longest)
 
     def step(self, pages: Tensor, size: int) -> Int2Cache:
         """The cache, for requests whose pages of `size` tokens are `[B, most pages]`."""

@@ -32,7 +32,12 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     assert served_artifact.load(chosen.source, chosen.expected_digest).where == str(folder)
     cli.refused(1, *line, "--device", "cpu")  # no vLLM here
     refused = "--host=0.0.0.0 --kv-cache-dtype --dp --trust_remote_code --load-format=pt"
-    for flag in (*refused.split(), "--middleware=a.b", "--max-num-seqs=0", "--max-num-s=9"):
+    drafts = '--speculative-config={"method": "%s", "num_speculative_tokens": 3}'
+    ngrams = drafts % "ngram"
+    assert ngrams in cli.json(0, *line, *own, "--", ngrams)["argv"]
+    others = drafts % "eagle3", ngrams.replace("}", ', "model": "x"}'), f"{ngrams}]"
+    odd = "--middleware=a.b", "--max-num-seqs=0", "--max-num-s=9"
+    for flag in (*refused.split(), *odd, *others):
         cli.refused(2, *line, "--print", "--", flag)
     cli.refused(2, *line, *elsewhere, "--drafts=ngram")
 

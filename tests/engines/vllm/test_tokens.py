@@ -248,3 +248,17 @@ def test_drafts(models: dict[str, LoadedModel], folder: Path, ids: list[int], de
     check(models[device], folder, found | {"events": plain["events"]}, prompts)
     steps = [number for what, _, number in found["events"] if what == "step" and number <= 4]
     assert 4 in steps and len(steps) < len(prompts) * 24
+
+
+@on_both
+def test_drafts_of_several_counts(
+    models: dict[str, LoadedModel], folder: Path, ids: list[int], device: str
+) -> None:
+    """The longest model length leaves one request fewer drafts than the others of a step have."""
+    prompts = [(ids[:60] * 9)[:500], (ids[500:560] * 9)[:300], (ids[900:960] * 9)[:400]]
+    ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2}
+    how: dict[str, Any] = {"device": device, "new": 12, "max_model_len": 512}
+    plain = served(folder, [prompts], **how)
+    found = served(folder, [prompts], speculative_config=ngrams, **how)
+    check(models[device], folder, found | {"events": plain["events"]}, prompts)
+    assert {2, 3} & {number for what, _, number in found["events"] if what == "step"}
