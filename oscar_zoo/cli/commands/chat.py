@@ -34,7 +34,9 @@ def _body(as_json: bool, **values: Any) -> int:
     talks = params.question is None and sys.stdin.isatty()
     question = (params.question or ("" if talks else sys.stdin.read())).strip("\r\n")
     if (as_json or not talks) and not question.strip():
-        raise UsageError("there is no question.", hint='add: oscar-zoo chat "Why is the sky blue?"')
+        taken = f": {params.server}, one word, is taken for a name" if params.server else ""
+        hint = f'add: oscar-zoo chat {params.server or ""} "Why is the sky blue?"'
+        raise UsageError(f"there is no question{taken}.", hint=hint.replace("  ", " "))
     session = session or _loaded(params, as_json)
     if talks:
         where = f" on port {session.answer.port}" if session.answer.port else ""
