@@ -17,13 +17,16 @@ LARGEST_SHARE = 0.25
 
 def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> None:
     """Refuse settings of vLLM (`VllmConfig`), of the model's attention layers, and of ours."""
-    parallel = config.parallel_config
+    parallel, drafts = config.parallel_config, config.speculative_config
     wishes = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1,
-        "speculative decoding with a draft model": (
-            config.speculative_config is not None and not config.speculative_config.use_ngram()
+        "speculative decoding with a draft model": (drafts is not None and not drafts.use_ngram()),
+        # Graphs of such steps pad requests that have fewer tokens than others.
+        "a number of drafts that changes from step to step": drafts is not None
+        and bool(
+            drafts.num_speculative_tokens_per_batch_size or drafts.enable_adaptive_verification
         ),
         "a KV connector": config.kv_transfer_config is not None,
         "LoRA": config.lora_config is not None,

@@ -31,8 +31,15 @@ def config(**changes: Any) -> Any:
     return SimpleNamespace(parallel_config=SimpleNamespace(**own), **usual | changes)
 
 
+def drafts(**others: Any) -> dict[str, Any]:
+    usual = {"num_speculative_tokens_per_batch_size": None, "enable_adaptive_verification": False}
+    ngram = bool(others.pop("ngram", True))
+    return {"speculative_config": SimpleNamespace(use_ngram=lambda: ngram, **usual | others)}
+
+
 def test_what_works_is_not_refused() -> None:
-    refusals.check(config(), {"a": LAYER, "b": LAYER}, CHOSEN)
+    for changes in ({}, drafts()):
+        refusals.check(config(**changes), {"a": LAYER, "b": LAYER}, CHOSEN)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,9 @@ def test_what_works_is_not_refused() -> None:
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"decode_context_parallel_size": 2},
-        {"speculative_config": SimpleNamespace(use_ngram=lambda: False)},
+        drafts(ngram=False),
+        drafts(num_speculative_tokens_per_batch_size=[(1, 4)]),
+        drafts(enable_adaptive_verification=True),
         {"kv_transfer_config": object()},
         {"lora_config": object()},
         {"use_v2_model_runner": False},
