@@ -37,6 +37,7 @@ class Decoding:
             torch.zeros(size, dtype=torch.int64, device=device) for size in sizes
         )
         self._order = torch.arange(most, dtype=torch.int64, device=device)
+        self._between = torch.zeros(1, device=device)
         self._owners: Rows = np.zeros(0, np.int64)
         self._steps: dict[tuple[int, int], tuple[StepInput, Batch]] = {}
 
@@ -70,7 +71,7 @@ class Decoding:
 
     def fill(self, count: int, slots: Tensor, lengths: Tensor, pages: Tensor, size: int) -> None:
         """By the `slots` of the new tokens, the `lengths` with them, and the pages of `size` tokens
-        of every request. Without drafts this is one launch."""
+        of every request."""
         number = len(lengths)
         step, batch = self._steps[number, count]
         order = self._order[:number]
@@ -79,7 +80,10 @@ class Decoding:
             step.seq_lens.copy_((lengths - count).clamp(min=0))
             pack = partial(self._ops.pack, pages, page=size)
             self._verify.fill(lambda rows, *given: pack(order, *given), step)
-            return
-        new, view = batch.targets, batch.view
-        told = NewTokens(slots, new.out_loc, new.ends, new.positions)
-        self._ops.pack(pages, order, lengths, view.kv_indptr, view.kv_indices, size, told)
+        else:
+            new, view = batch.targets, batch.view
+            told = NewTokens(slots, new.out_loc, new.ends, new.positions)
+            self._ops.pack(pages, order, lengths, view.kv_indptr, view.kv_indices, size, told)
+        # The kernels of a layer begin before those in front of them have ended. Behind an ordinary
+        # one they find the tables whole.
+        self._between.zero_()
