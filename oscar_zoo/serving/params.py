@@ -181,8 +181,9 @@ class ServeParams:
 
     @property
     def of_sglang(self) -> tuple[str, ...]:
-        """What SGLang reads of the flags; vLLM has one of its names for the same."""
-        shared = re.findall(r"(?:--tensor-parallel-size|--tp|-tp)[= ]\S+", " ".join(self.flags))
+        """What SGLang reads of the flags; vLLM has some of its names for the same."""
+        names = r"(?:--tensor-parallel-size|--tp|-tp|--dtype)[= ]\S+"
+        shared = re.findall(names, " ".join(self.flags))
         return self.flags if self.engine == "sglang" else tuple(" ".join(shared).split())
 
     def arguments(self, **changes: Any) -> list[str]:

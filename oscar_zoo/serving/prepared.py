@@ -127,6 +127,13 @@ class Prepared(ArtifactModel):
         folder = Path(self.choice.source)
         return str(folder.absolute()) if folder.is_dir() else self.choice.source
 
+    @property
+    def in_half(self) -> bool:
+        """Whether the model runs in float16 where nobody says otherwise."""
+        parts = [] if self.config is None else [self.config, self.config.get_text_config()]
+        names = ("dtype", "torch_dtype")
+        return "float16" in [getattr(part, name, None) for part in parts for name in names]
+
     def options(self, params: ServeParams) -> dict[str, Any]:
         """The fields of `ServeOptions`; names have no character that could break a line of a log or
         of an answer."""
@@ -187,6 +194,9 @@ def prepare(
                 free = preflight.free_memory(device, gpu, parallel)
                 preflight.check_memory(prepared.demand(device, gpu, parallel, size), free)
     _choose_drafts(params, prepared, observer)
+    if device == "cuda" and prepared.in_half and size.dtype in (None, "auto", "half", "float16"):
+        said = f"{choice.name} runs in float16; the kernels for it are slower, and vLLM has none."
+        observer.note(Note("serve.dtype", f"{said} Add: -- --dtype=bfloat16", kind="warning"))
     return prepared
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from cli_output import Cli
 from engines import MODEL, environment, needs_sglang
 from forked_commands import ForkedCli
 from tiny_artifacts import artifact_files, payload, write_folder
+from tiny_models import change_config
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Clip
@@ -313,3 +315,18 @@ def test_a_flag_that_sglang_s_own_parser_refuses_ends_with_2(
     error = done.json["error"]
     assert error["code"] == "usage.engine_flag" and "launch_server --help" in error["hint"]
     assert flag.lstrip("-").partition("=")[0] in error["message"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_model_in_float16_is_told(cli: Cli, quoted: Path, tmp_path: Path, engine: str) -> None:
+    """As checkpoints of AWQ and GPTQ say; the kernels are for bfloat16."""
+    model = shutil.copytree(MODEL, tmp_path / "model-awq")
+    line = ("serve", "--print", quoted, "--model", model, "--engine", engine)
+    for dtype, told in (("bfloat16", False), ("float16", True)):
+        change_config(model, dtype=dtype)
+        cli(0, *line, "--device", "cuda")
+        assert ("float16" in cli.err) == told
+        cli(0, *line, "--device", "cuda", "--", "--dtype=bfloat16")
+        assert "float16" not in cli.err
+        cli(0, *line, "--device", "cpu")
+        assert "float16" not in cli.err

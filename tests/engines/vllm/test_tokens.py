@@ -36,8 +36,8 @@ NEARLY = 0.2
 """By so much in log-probability another token may lead the one that a GPU took: more than one step
 of bfloat16 between two logits of 16 to 32, 0.125."""
 FEW = 0.02
-"""Share of a GPU's steps in which it may be more: another rounding of a row gives another code. With
-16 recent tokens it was so in 8 of 1,800 steps of an H200 under CUDA graphs, and in 10 without."""
+"""Share of a GPU's steps in which it may be more: another rounding of a row gives another code.
+With 16 recent tokens it was so in 8 of 1,800 steps of an H200, and in 10 without CUDA graphs."""
 NEW, PAGE, CHUNK = 8, 32, 512
 OPTIONS = {
     "model": MODEL,
