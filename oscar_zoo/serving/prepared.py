@@ -173,11 +173,19 @@ def prepare(
         if parallel is None:
             elsewhere = params.print_only and params.device is not None
             parallel = _usual_gpus(choice, gpu, all_here=elsewhere) if device == "cuda" else 1
+        free = None if params.print_only else hardware.available_ram()
+        layout, asked = sizing.Layout.of_flags(size, tp=parallel), flags.last(*SIZE_ON_HOST)
         if params.host_cache is not None:
+            if asked:
+                raise UsageError(
+                    "--host-cache says the size already.", hint=f"leave out {asked.name}"
+                )
             host = parse_memory(params.host_cache, "--host-cache")
-            free = None if params.print_only else hardware.available_ram()
-            layout = sizing.Layout.of_flags(size, tp=parallel)
             flags = flags.after(*preflight.host_cache_flags(host, layout, free))
+            check_flags(flags, device)
+        elif asked and asked.name == SIZE_ON_HOST[0] and str(asked.text).isdecimal():
+            each = int(str(asked.text)) * 10**9
+            preflight.check_host_cache(each * layout.gpus, free, asked.name)
         prepared = Prepared(
             **vars(fitting) | {"recipe": fitting.recipe.override(clip=params.clip)},
             artifact=artifact,
@@ -319,6 +327,8 @@ def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
 
 Kind = Literal["mtp", "ngram"]
 Wish = Literal["auto", "mtp", "ngram"]
+SIZE_ON_HOST = ("--hicache-size", "--hicache-ratio")
+"""Two ways to say it to SGLang."""
 OPTION = "--drafts"
 STEPS, TOKENS = "--speculative-num-steps", "--speculative-num-draft-tokens"
 ALGORITHMS: dict[Kind, str] = {"mtp": "NEXTN", "ngram": "NGRAM"}

@@ -165,6 +165,27 @@ def serve(check: Check) -> str:
     )
 
 
+def serve_with_host(check: Check) -> str:
+    """`serve --host-cache` by name: a prompt that left the GPU comes back, and has its answer."""
+    prompt, key = passkey_prompt(ROOT)
+    few = ("--max-total-tokens=4096", "--enable-cache-report", "--enable-metrics")
+    line = (NAME, "--model", str(EXAMPLE), "--host-cache", "2GiB")
+    with Server(check, *line, engine_flags=(*few, *check.engine_flags)) as server:
+        first = server.complete(prompt, 8)
+        for other in range(3):
+            server.complete(f"{other} {prompt}", 1)
+        again = server.complete(prompt, 8)
+        back = re.search(r"^sglang:load_back_tokens_total\S* (\S+)", server.get("/metrics"), re.M)
+    if key not in first.text or again.text != first.text or again.cached < MINIMUM_REUSE:
+        raise CheckFailed(
+            f"{key}: {first.text!r}; {again.cached} tokens were there the second time,"
+            f" and the answer {again.text!r}"
+        )
+    if back is None or float(back[1]) < MINIMUM_REUSE:
+        raise CheckFailed(f"{again.cached} tokens were still on the device")
+    return f"the same answer twice; {float(back[1]):.0f} of {again.prompt} tokens came back"
+
+
 SIZES = ("--windows", "3", "--answers", "12")
 SERVER_EVAL = ("--engine", "sglang", *SIZES)
 MINIMUM_REUSE = 320

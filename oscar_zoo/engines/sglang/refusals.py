@@ -291,6 +291,12 @@ SERVER = (
         lambda config: bool(_number(config, "page_size") % HOST_PAGE),
         "--page-size 64",
     ),
+    _host_cache(
+        "--disable-radix-cache",
+        "only what the prefix cache knows comes back",
+        _is_set("disable_radix_cache"),
+        "leave it out",
+    ),
     _switch(
         "--hicache-storage-backend",
         "pages that outlive a server do not name their artifact",

@@ -132,14 +132,19 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
     raise NotEnoughMemory.for_model(server.model, server.total, where, usable, hint=hint)
 
 
+def check_host_cache(size: int, free: int | None, flag: str = "--host-cache") -> None:
+    """Refuse pages in more memory of the host than is `free`."""
+    usable = size if free is None else int(HOST_SHARE * free)
+    if size > usable:
+        hint = f"lower it: --host-cache {usable >> 30}GiB"
+        raise NotEnoughMemory.for_model(flag, size, "the host", usable, hint=hint)
+
+
 def host_cache_flags(size: int, layout: Layout, free: int | None) -> tuple[str, ...]:
     """The engine's flags for pages in `size` bytes of the host's memory, which all GPUs share, with
     the first tokens of prompts. Refuses more than is `free`, and too little for the engine, which
     counts whole GB of each GPU."""
-    if free is not None and size > HOST_SHARE * free:
-        usable = int(HOST_SHARE * free)
-        hint = f"lower it: --host-cache {usable >> 30}GiB"
-        raise NotEnoughMemory.for_model("--host-cache", size, "the host", usable, hint=hint)
+    check_host_cache(size, free)
     each = int(size / (1 + SINKS_SHARE) / layout.gpus / 1e9)
     if each < 1:
         more = f"ask for more: --host-cache {int((1 + SINKS_SHARE) * layout.gpus) + 1}GiB"
