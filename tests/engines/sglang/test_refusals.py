@@ -63,6 +63,7 @@ SERVER_CASES: dict[str, dict[str, Any]] = {
     "--enable-mixed-chunk": {"enable_mixed_chunk": True, **NGRAM},
     "--enable-hierarchical-cache": {"enable_hierarchical_cache": True, **NGRAM},
     "--page-size": {"page_size": 8, "enable_hierarchical_cache": True},
+    "--disable-radix-cache": {"disable_radix_cache": True, "enable_hierarchical_cache": True},
     "--hicache-storage-backend": {"hicache_storage_backend": "file"},
     "--hicache-host-memory-mode": {"hicache_host_memory_mode": "buffer_only"},
     "--disaggregation-mode": {"disaggregation_mode": "decode"},
