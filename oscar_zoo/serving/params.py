@@ -158,7 +158,8 @@ class ServeParams:
             raise UsageError(
                 "--print starts nothing that could be detached.", hint="leave out one of the two"
             )
-        wanted = {"--drafts": self.drafts, "--host-cache": self.host_cache}
+        drafts = None if (self.engine, self.drafts == "mtp") == ("vllm", False) else self.drafts
+        wanted = {"--drafts": drafts, "--host-cache": self.host_cache}
         given = [flag for flag, value in wanted.items() if value is not None]
         together = ["vLLM", *given] if self.engine == "vllm" else given
         if given and len(together) > 1:

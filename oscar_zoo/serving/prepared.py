@@ -33,6 +33,7 @@ from oscar_zoo.engines.sglang.launch.user_flags import (
 )
 from oscar_zoo.engines.sglang.refusals import BRANCHES, BREADTH
 from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags, check_heads
+from oscar_zoo.engines.vllm.command import NGRAMS
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, check_cache
@@ -382,7 +383,10 @@ def _choose_drafts(params: ServeParams, prepared: Prepared, observer: Observer) 
     if asked is None and wish is None:
         return
     config = prepared.config or ConfigFile.kept(prepared.choice.source, revision)
-    if asked is not None:
+    if params.engine == "vllm":  # whose command has flags of its own
+        guesses = NGRAMS["num_speculative_tokens"]
+        prepared.drafts = f"up to {guesses} tokens a step from {SOURCES['ngram']}"
+    elif asked is not None:
         _check_named(prepared, config, revision)
         if wish is None:
             return

@@ -97,6 +97,8 @@ class CommandOfVllm:
             return None
         words, chosen = spelled(params.flags), ServeOptions(**prepared.options(params))
         given = check_words(words)
+        if params.drafts and DRAFTS not in given:
+            words = (f"{DRAFTS}={json.dumps(NGRAMS)}", *words)
         config, geometry = prepared.config, prepared.geometry
         kept = config and geometry and kept_by_others(config.get_text_config(), geometry)
         check_built(chosen.model, others=bool(kept))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,12 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     odd = "--middleware=a.b", "--max-num-seqs=0", "--max-num-s=9"
     for flag in (*refused.split(), *odd, *others):
         cli.refused(2, *line, "--print", "--", flag)
-    cli.refused(2, *line, *elsewhere, "--drafts=ngram")
+    cli.refused(2, *line, *elsewhere, "--drafts=mtp")
+    drafted = cli.json(0, *line, *elsewhere, "--drafts")
+    assert f"{command.DRAFTS}={json.dumps(command.NGRAMS)}" in drafted["argv"]
+    assert drafted["drafts"] is not None
+    asked = cli.json(0, *line, *elsewhere, "--drafts", "--", ngrams)["argv"]
+    assert [word for word in asked if word.startswith(command.DRAFTS)] == [ngrams]
 
 
 def test_every_allowed_flag_is_told() -> None:
