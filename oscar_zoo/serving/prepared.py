@@ -385,7 +385,7 @@ def _choose_drafts(params: ServeParams, prepared: Prepared, observer: Observer) 
     config = prepared.config or ConfigFile.kept(prepared.choice.source, revision)
     if params.engine == "vllm":  # whose command has flags of its own
         guesses = NGRAMS["num_speculative_tokens"]
-        prepared.drafts = f"up to {guesses} tokens a step from {SOURCES['ngram']}"
+        prepared.drafts = f"{SOURCES['ngram']}, {guesses} tokens a step where no flag says it"
     elif asked is not None:
         _check_named(prepared, config, revision)
         if wish is None:
