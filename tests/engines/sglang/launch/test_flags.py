@@ -77,6 +77,7 @@ ALSO = {
     "--pp-size": [DRAFTS],
     "--enable-hierarchical-cache": [DRAFTS],
     "--page-size": ["--enable-hierarchical-cache"],
+    "--disable-radix-cache": ["--enable-hierarchical-cache"],
 }
 """Flags without which a row does not hold."""
 
