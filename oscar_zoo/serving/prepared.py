@@ -184,7 +184,12 @@ def prepare(
             host = parse_memory(params.host_cache, "--host-cache")
             flags = flags.after(*preflight.host_cache_flags(host, layout, free))
             check_flags(flags, device)
-        elif asked and asked.name == SIZE_ON_HOST[0] and str(asked.text).isdecimal():
+        elif (
+            asked
+            and asked.name == SIZE_ON_HOST[0]
+            and str(asked.text).isdecimal()
+            and flags.last("--enable-hierarchical-cache", "--enable-hicache")
+        ):
             each = int(str(asked.text)) * 10**9
             preflight.check_host_cache(each * layout.gpus, free, asked.name)
         prepared = Prepared(

@@ -222,6 +222,7 @@ OTHER_NAMES = {
     "--enable-hicache": "--enable-hierarchical-cache",
     "--enable-nsa-prefill-context-parallel": "--enable-prefill-cp",
     "--enable-prefill-context-parallel": "--enable-prefill-cp",
+    "--pipeline-parallel-size": "--pp-size",
 }
 """Second names of flags that a row refuses, in any tested release of SGLang."""
 ALGORITHM = "--speculative-algorithm"
