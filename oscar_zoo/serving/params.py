@@ -158,6 +158,10 @@ class ServeParams:
             raise UsageError(
                 "--print starts nothing that could be detached.", hint="leave out one of the two"
             )
+        sized = re.search(r"--hicache[-_](?:si|ra)\S*", " ".join(self.flags))
+        if self.host_cache is not None and sized:
+            name = sized[0].partition("=")[0]
+            raise UsageError("--host-cache says the size already.", hint=f"leave out {name}")
         drafts = None if (self.engine, self.drafts == "mtp") == ("vllm", False) else self.drafts
         wanted = {"--drafts": drafts, "--host-cache": self.host_cache}
         given = [flag for flag, value in wanted.items() if value is not None]
@@ -182,10 +186,12 @@ class ServeParams:
 
     @property
     def of_sglang(self) -> tuple[str, ...]:
-        """What SGLang reads of the flags; vLLM has some of its names for the same."""
+        """What SGLang reads of the flags, behind what `host_cache` means to it; vLLM has some of
+        its names for the same."""
+        if self.engine == "sglang":
+            return (*["--enable-hierarchical-cache"] * (self.host_cache is not None), *self.flags)
         names = r"(?:--tensor-parallel-size|--tp|-tp|--dtype)[= ]\S+"
-        shared = re.findall(names, " ".join(self.flags))
-        return self.flags if self.engine == "sglang" else tuple(" ".join(shared).split())
+        return tuple(" ".join(re.findall(names, " ".join(self.flags))).split())
 
     def arguments(self, **changes: Any) -> list[str]:
         """The arguments behind `oscar-zoo` that mean the same, with `changes` of fields; `json`

@@ -175,23 +175,13 @@ def prepare(
             elsewhere = params.print_only and params.device is not None
             parallel = _usual_gpus(choice, gpu, all_here=elsewhere) if device == "cuda" else 1
         free = None if params.print_only else hardware.available_ram()
-        layout, asked = sizing.Layout.of_flags(size, tp=parallel), flags.last(*SIZE_ON_HOST)
+        layout = sizing.Layout.of_flags(size, tp=parallel)
+        asked = flags.last(preflight.SIZE_ON_HOST)
         if params.host_cache is not None:
-            if asked:
-                raise UsageError(
-                    "--host-cache says the size already.", hint=f"leave out {asked.name}"
-                )
             host = parse_memory(params.host_cache, "--host-cache")
-            flags = flags.after(*preflight.host_cache_flags(host, layout, free))
-            check_flags(flags, device)
-        elif (
-            asked
-            and asked.name == SIZE_ON_HOST[0]
-            and str(asked.text).isdecimal()
-            and flags.last("--enable-hierarchical-cache", "--enable-hicache")
-        ):
-            each = int(str(asked.text)) * 10**9
-            preflight.check_host_cache(each * layout.gpus, free, asked.name)
+            flags = flags.after(preflight.host_cache_flag(host, layout, free))
+        elif asked and str(asked.text).isdecimal() and flags.last(*ON_HOST):
+            preflight.check_host_size(int(str(asked.text)), layout, free)
         prepared = Prepared(
             **vars(fitting) | {"recipe": fitting.recipe.override(clip=params.clip)},
             artifact=artifact,
@@ -333,8 +323,7 @@ def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
 
 Kind = Literal["mtp", "ngram"]
 Wish = Literal["auto", "mtp", "ngram"]
-SIZE_ON_HOST = ("--hicache-size", "--hicache-ratio")
-"""Two ways to say it to SGLang."""
+ON_HOST = ("--enable-hierarchical-cache", "--enable-hicache")
 OPTION = "--drafts"
 STEPS, TOKENS = "--speculative-num-steps", "--speculative-num-draft-tokens"
 ALGORITHMS: dict[Kind, str] = {"mtp": "NEXTN", "ngram": "NGRAM"}

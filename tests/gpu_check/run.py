@@ -149,10 +149,11 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         if measured is None:
             before = (kernels, plain, alone, also, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)
+        shared = begin("vLLM, two GPUs", steps.in_vllm_on_two, measured, also, *served)
         computed = (chosen, pulled, experts, hybrid, windowed, mixed, real, in_process)
         results = [
             one.result()
-            for one in (*computed, kernels, plain, alone, other, *served, also, measured)
+            for one in (*computed, kernels, plain, alone, other, *served, also, shared, measured)
         ]
         compiled.result()
     return results

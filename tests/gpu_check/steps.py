@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import machine
 from served import Server, passkey_prompt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -407,6 +408,14 @@ def in_vllm(check: Check) -> str:
         f"{tests}; server ready after {server.ready['seconds']:.0f} s; second turn reused"
         f" {again.cached} of {again.prompt}; {server_figures(facts)}"
     )
+
+
+def in_vllm_on_two(check: Check) -> str:
+    """Tokens of stock vLLM whose ranks share the heads on two GPUs, against the reference."""
+    own = check.with_vllm
+    if len(machine.visible()) < 2:
+        raise NotTried("this machine has one GPU")
+    return _tests(replace(own, gpu=None), "-k", "2-cuda", "tests/engines/vllm/test_tokens.py")
 
 
 def real_in_vllm(check: Check) -> str:

@@ -30,6 +30,8 @@ from oscar_zoo.models.weight_files import check_weight_files
 ALL_OF_A_GPU = 0.95
 HOST_SHARE = 0.9
 """Of what the host has free, for pages; the rest is for the engine itself."""
+SIZE_ON_HOST = "--hicache-size"
+"""SGLang's flag for GB of each GPU."""
 LIKELY_ENOUGH = (2, 4, 8)
 
 
@@ -132,24 +134,29 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
     raise NotEnoughMemory.for_model(server.model, server.total, where, usable, hint=hint)
 
 
-def check_host_cache(size: int, free: int | None, flag: str = "--host-cache") -> None:
-    """Refuse pages in more memory of the host than is `free`."""
-    usable = size if free is None else int(HOST_SHARE * free)
-    if size > usable:
-        hint = f"lower it: --host-cache {usable >> 30}GiB"
-        raise NotEnoughMemory.for_model(flag, size, "the host", usable, hint=hint)
-
-
-def host_cache_flags(size: int, layout: Layout, free: int | None) -> tuple[str, ...]:
-    """The engine's flags for pages in `size` bytes of the host's memory, which all GPUs share, with
+def host_cache_flag(size: int, layout: Layout, free: int | None) -> str:
+    """The engine's flag for pages in `size` bytes of the host's memory, which all GPUs share, with
     the first tokens of prompts. Refuses more than is `free`, and too little for the engine, which
     counts whole GB of each GPU."""
-    check_host_cache(size, free)
+    _check_host("--host-cache {}GiB", -(-size >> 30), 1 << 30, free)
     each = int(size / (1 + SINKS_SHARE) / layout.gpus / 1e9)
     if each < 1:
         more = f"ask for more: --host-cache {int((1 + SINKS_SHARE) * layout.gpus) + 1}GiB"
         raise UsageError("--host-cache is less than 1 GB for each GPU.", hint=more)
-    return "--enable-hierarchical-cache", f"--hicache-size={each}"
+    return f"{SIZE_ON_HOST}={each}"
+
+
+def check_host_size(each: int, layout: Layout, free: int | None) -> None:
+    """Refuse `each` GB for every GPU, and the first tokens beside them, if less is `free`."""
+    of_one = int((1 + SINKS_SHARE) * layout.gpus * 1e9)
+    _check_host(f"{SIZE_ON_HOST}={{}}", each, of_one, free)
+
+
+def _check_host(flag: str, number: int, unit: int, free: int | None) -> None:
+    most = number if free is None else int(HOST_SHARE * free) // unit
+    if number > most:
+        what, sizes = flag[: flag.index("{") - 1], (number * unit, "the host", most * unit)
+        raise NotEnoughMemory.for_model(what, *sizes, hint=f"lower it: {flag.format(most)}")
 
 
 def free_memory(

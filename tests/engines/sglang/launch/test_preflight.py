@@ -346,13 +346,16 @@ def test_the_fullest_gpu_counts_and_unknown_ones_are_left_to_sglang(tmp_path: Pa
 def test_a_cache_on_the_host_is_shared_by_all_gpus() -> None:
     """SGLang counts whole GB of each; first tokens have their part of what was given."""
     for layout, each in ((Layout(), 65), (Layout(tp=8), 8), (Layout(tp=2, replicas=2), 16)):
-        flags = preflight.host_cache_flags(64 << 30, layout, None)
-        assert flags == ("--enable-hierarchical-cache", f"--hicache-size={each}")
+        assert preflight.host_cache_flag(64 << 30, layout, None) == f"--hicache-size={each}"
     with pytest.raises(UsageError) as small:
-        preflight.host_cache_flags(8 << 29, Layout(tp=8), None)
+        preflight.host_cache_flag(8 << 29, Layout(tp=8), None)
     advised = int(re.findall(r"(\d+)GiB", str(small.value.hint))[0])
-    assert preflight.host_cache_flags(advised << 30, Layout(tp=8), None)
+    assert preflight.host_cache_flag(advised << 30, Layout(tp=8), None)
     with pytest.raises(NotEnoughMemory) as large:
-        preflight.host_cache_flags(64 << 30, Layout(), 64 << 30)
+        preflight.host_cache_flag(64 << 30, Layout(), 64 << 30)
     advised = int(re.findall(r"(\d+)GiB", str(large.value.hint))[0])
-    assert preflight.host_cache_flags(advised << 30, Layout(), 64 << 30)
+    assert preflight.host_cache_flag(advised << 30, Layout(), 64 << 30)
+    with pytest.raises(NotEnoughMemory) as large:
+        preflight.check_host_size(60, Layout(), 64 * 10**9)
+    advised = int(str(large.value.hint).partition("=")[2])
+    preflight.check_host_size(advised, Layout(), 64 * 10**9)
