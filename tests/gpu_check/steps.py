@@ -155,8 +155,9 @@ def serve(check: Check) -> str:
             raise CheckFailed(
                 f"the second turn reused {again.cached} of {again.prompt} prompt tokens"
             )
-        canary = [one["canary"] for one in check.zoo("ps")["servers"]]
-        if "oscar_int2_capacity_tokens" not in metrics or canary != ["in band"]:
+        running = {one["url"]: one["canary"] for one in check.zoo("ps")["servers"]}
+        canary = running[server.url]
+        if "oscar_int2_capacity_tokens" not in metrics or canary != "in band":
             raise CheckFailed(f"/metrics lacks ours, or the canary is no good: {canary}")
         facts = check.zoo("eval", NAME, "--model", str(EXAMPLE), *SERVER_EVAL, "--url", server.url)
     return (
@@ -264,6 +265,7 @@ def compute_real(check: Check) -> str:
         if done.returncode:
             raise NotTried(f"{_cause(done)}; or give a folder: make gpu-check REAL_MODEL=DIR")
     else:
+        (check.work / REAL).unlink(missing_ok=True)  # of a run that was stopped
         (check.work / REAL).symlink_to(check.real_model.absolute())
     facts = check.zoo("compute", f"./{REAL}", "--output-dir", f"./{REAL}-rotation")
     tag = str(facts["id"]).rpartition("/")[2]
