@@ -209,6 +209,18 @@ OPTIONS = {
         " given away; as many as take 1 GB by default, and none on a CPU",
         "1000",
     ),
+    "disk_cache": Option(
+        "--oscar-disk-cache",
+        _name,
+        "private folder where prompts of the host's memory are kept in files, also when the server"
+        " ends; needs --enable-hierarchical-cache",
+    ),
+    "disk_size": Option(
+        "--oscar-disk-size",
+        _whole(1),
+        "GB that these files may take; half of what is free by default",
+        "500",
+    ),
     "bits": Option(
         "--oscar-bits",
         CodeBits.parse,

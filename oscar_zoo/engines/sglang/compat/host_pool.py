@@ -96,7 +96,12 @@ class Int2HostPool(_Stock):  # type: ignore[misc]
     def destroy(self) -> None:
         self.pages.close()
 
-    def _refused(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("oscar-zoo INT2 KV cache: pages in a storage backend")
+    def get_data_page(self, index: Any, flat: bool = True) -> Tensor:
+        """The record of a page, by its first slot."""
+        return self.pages.records[int(index) // self.page_size].view(torch.uint8)
 
-    get_data_page = get_dummy_flat_data_page = set_from_flat_data_page = _refused
+    def get_dummy_flat_data_page(self) -> Tensor:
+        return torch.empty(self.pages.record_bytes, dtype=torch.uint8)
+
+    def set_from_flat_data_page(self, index: Any, data_page: Tensor) -> None:
+        self.get_data_page(index).copy_(data_page)

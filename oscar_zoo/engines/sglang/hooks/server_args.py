@@ -109,6 +109,8 @@ def _host_cache(args: Any) -> None:
     themselves. Its layout is its own, whatever the user says of SGLang's."""
     args.hicache_io_backend, args.hicache_mem_layout = "direct", "page_first_direct"
     args.page_size = args.page_size or HOST_PAGE
+    if refusals.DISK in os.environ:
+        args.hicache_storage_backend = refusals.STORAGE_BACKEND
     os.environ[UNIFIED_TREE] = "1"
 
 
