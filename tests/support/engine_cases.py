@@ -159,10 +159,10 @@ def start(
     names: Iterable[str],
     groups: list[dict[str, Any]],
     *,
-    case_of: Mapping[str, Case] = CASES,
+    cases: Mapping[str, Case] = CASES,
 ) -> None:
     for name in names:
-        case = case_of[name]
+        case = cases[name]
         folders = rotations(engines.folder, GEOMETRIES.get(case.family, TINY))
         env, engine = dict(case.env), dict(case.engine)
         env |= cores(engine, engines.release)

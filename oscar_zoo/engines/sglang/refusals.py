@@ -367,26 +367,32 @@ STORAGE = _switch(
 ON_DISK = (
     Refusal(
         "--oscar-disk-cache without --enable-hierarchical-cache",
-        "files have what the host's memory has",
+        "files keep what the host's memory has",
         lambda config: not _get(config, "enable_hierarchical_cache"),
-        "--enable-hierarchical-cache, or oscar-zoo serve --host-cache SIZE",
+        "add it, or oscar-zoo serve --host-cache SIZE",
     ),
     Refusal(
-        "--hicache-storage-backend with --oscar-disk-cache",
-        "it would be a second one",
+        "--oscar-disk-cache with another --hicache-storage-backend",
+        "pages are stored once",
         _other_than("hicache_storage_backend", STORAGE_BACKEND),
         "leave it out",
     ),
     Refusal(
-        "--oscar-disk-cache with --tp-size or --dp-size",
-        "files of several workers were never tried",
+        "--oscar-disk-cache on several GPUs",
+        "nobody has tried whether their files agree",
         lambda config: max(_number(config, "tp_size"), _number(config, "dp_size")) > 1,
-        "leave it out",
+        "one GPU, or --host-cache alone",
+    ),
+    Refusal(
+        "--oscar-disk-cache with --enable-lora",
+        "SGLang names an adapter by its path, whatever it holds",
+        lambda config: bool(_get(config, "enable_lora") or _get(config, "lora_paths")),
+        "leave out one of the two",
     ),
     Refusal(
         "--oscar-disk-cache in SGLang before 0.5.21",
         "its names of pages leave out the salt and the adapter of a request",
-        lambda config: not releases.installed_from(SALTED),
+        lambda _: releases.installed_from((0,)) and not releases.installed_from(SALTED),
         "pip install 'sglang>=0.5.21'",
     ),
 )
