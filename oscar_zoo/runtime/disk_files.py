@@ -64,19 +64,21 @@ class DiskFiles:
         return os.path.exists(self._path(name))  # noqa: PTH110  (it never raises)
 
     def write(self, name: str, *parts: memoryview) -> bool:
-        """Have a file with these bytes; whether it is there now. One that is there stays. Nothing is
-        forced to the disk: what a crash of the machine leaves half written is found by its
-        checksum."""
+        """Have a file with these bytes; whether it is there now. One that is there stays.
+
+        Nothing is forced to the disk: the checksum finds what a crash of the machine leaves half
+        written."""
         path = self._path(name)
         with suppress(OSError):
             os.utime(path)
             return True
         size = sum(part.nbytes for part in parts)
-        head = self._header(name, size)
-        fresh = durable.temp_path(self._folder)
+        head, fresh = self._header(name, size), durable.temp_path(self._folder)
+        start = head + _CHECKSUM.pack(_checksum(head, *parts))
         try:
             with fresh.open("xb") as stream:
-                for part in (head, _CHECKSUM.pack(_checksum(head, *parts)), *parts):
+                stream.write(start)
+                for part in parts:
                     stream.write(part)
             fresh.replace(path)
         except OSError as error:

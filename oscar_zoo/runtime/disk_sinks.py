@@ -76,5 +76,3 @@ def _name(key: Key) -> str:
 
 def _bytes(tensor: Tensor) -> memoryview:
     return memoryview(tensor.contiguous().view(torch.uint8).numpy()).cast("B")
-
-

@@ -63,6 +63,7 @@ class ServeParams:
       oscar-zoo serve ./my-rotation --model ./my-model --port 30001
       oscar-zoo serve ./my-model --compute
       oscar-zoo serve Qwen3-8B --drafts
+      oscar-zoo serve Qwen3-8B --host-cache 64GiB --disk-cache ~/prompts
       oscar-zoo serve Qwen3-8B --engine vllm -- --max-model-len=32768
       oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=32768
       oscar-zoo serve Qwen3-8B --print --device cuda
@@ -124,6 +125,10 @@ class ServeParams:
         str | None,
         Opt("Host memory for prompts that no longer fit the GPUs, such as 64GiB.", metavar="SIZE"),
     ] = None
+    disk_cache: Annotated[
+        Path | None,
+        Opt("Folder for the prompts of --host-cache, which a restart finds again.", metavar="DIR"),
+    ] = None
     drafts: Annotated[
         Literal["auto", "mtp", "ngram"] | None,
         Opt(
@@ -157,6 +162,10 @@ class ServeParams:
         if self.print_only and self.detach:
             raise UsageError(
                 "--print starts nothing that could be detached.", hint="leave out one of the two"
+            )
+        if self.disk_cache is not None and self.host_cache is None:
+            raise UsageError(
+                "--disk-cache keeps what --host-cache has.", hint="add --host-cache 64GiB"
             )
         drafts = None if (self.engine, self.drafts == "mtp") == ("vllm", False) else self.drafts
         wanted = {"--drafts": drafts, "--host-cache": self.host_cache}

@@ -183,6 +183,10 @@ def prepare(
                 )
             host = parse_memory(params.host_cache, "--host-cache")
             flags = flags.after(*preflight.host_cache_flags(host, layout, free))
+            if params.disk_cache is not None:
+                here = params.disk_cache.expanduser().absolute()
+                more = preflight.disk_cache_flags(here, layout, make=not params.print_only)
+                flags = flags.after(*more)
             check_flags(flags, device)
         elif (
             asked

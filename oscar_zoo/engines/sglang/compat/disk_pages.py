@@ -5,11 +5,12 @@ of what else decides their keys and values, such as the salt of a request."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.runtime.disk_files import DiskFiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _stock() -> Any:
@@ -45,7 +46,7 @@ class Int2DiskPages(_Stock):  # type: ignore[misc]
         return found
 
     def batch_set(self, keys: Sequence[str], values: Sequence[Tensor], *_: Any, **__: Any) -> bool:
-        return all([self.set(key, value) for key, value in zip(keys, values, strict=True)])
+        return all(self.set(key, value) for key, value in zip(keys, values, strict=True))
 
     def clear(self) -> None:
         self._files.clear()

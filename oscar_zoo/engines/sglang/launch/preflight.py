@@ -10,8 +10,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from oscar_zoo.artifact.specs import Geometry, Windows
+from oscar_zoo.engines.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang import refusals, sizing
 from oscar_zoo.engines.sglang.compat.releases import COUNTS_ALL_CPU_RANKS, installed_from
 from oscar_zoo.engines.sglang.sizing import (
@@ -26,6 +28,7 @@ from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine, UsageError
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
 from oscar_zoo.models.weight_files import check_weight_files
+from oscar_zoo.runtime.disk_files import make_private
 
 ALL_OF_A_GPU = 0.95
 HOST_SHARE = 0.9
@@ -150,6 +153,17 @@ def host_cache_flags(size: int, layout: Layout, free: int | None) -> tuple[str, 
         more = f"ask for more: --host-cache {int((1 + SINKS_SHARE) * layout.gpus) + 1}GiB"
         raise UsageError("--host-cache is less than 1 GB for each GPU.", hint=more)
     return "--enable-hierarchical-cache", f"--hicache-size={each}"
+
+
+def disk_cache_flags(folder: Path, layout: Layout, *, make: bool) -> tuple[str, ...]:
+    """The engine's flags for the same pages in files of `folder`, which is made where it is missing
+    if `make`; refuses one that others can enter."""
+    workers = {"tp_size": layout.gpus, "dp_size": layout.replicas * layout.workers}
+    config = SimpleNamespace(enable_hierarchical_cache=True, **workers)
+    refusals.check_rows(config, refusals.ON_DISK, UsageError)
+    if make:
+        make_private(folder)
+    return (f"{OPTIONS['disk_cache'].flag}={folder}",)
 
 
 def free_memory(
