@@ -8,16 +8,23 @@ was reused. What would be wrong is wrong in the tokens.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engine_cases
 import pytest
+import torch
 from engine_cases import CASES, DONOR, HOST, LATE, RECENT, answers
 from engines import INSTALLED, RELEASES, Engines, needs_sglang
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.engines.sglang import worker
+from oscar_zoo.runtime.stores import SlotShape, WindowShape
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
@@ -101,6 +108,27 @@ def test_a_restarted_server_finds_what_the_first_one_wrote(
     assert counts(third)["written"] == counts(first)["written"]
 
 
+def test_codes_come_back_to_the_last_bit(disk: Callable[[str], Disk]) -> None:
+    """The first token behind pages of a file has the probability that it has behind pages that
+    never left the device, where the same requests share a step: here none does."""
+    servers, codes = disk(INSTALLED), {"rotations": "orthogonal", "mode": "int2"}
+    together = engine_cases.visits(2 * FEW, new=1)
+    visits = [
+        {**group, "name": f"{group['name']}-{at}", "prompts": [prompt]}
+        for group in together
+        for at, prompt in enumerate(group["prompts"])
+    ]
+    half = len(visits) // 2
+    engine_cases.start(servers.runs, ["visits_int2"], visits)
+    servers.serve("wrote_codes", "codes", visits[:half], **codes)
+    again = servers.serve("read_codes", "codes", visits[half:], **codes)
+    stayed = servers.runs.result("visits_int2")
+    for what in ("cached", "logprobs"):
+        wanted = [*answers(stayed, what).values()][half:]
+        assert [*answers(again, what).values()] == wanted
+    assert cached(again) == {REACH}
+
+
 def test_two_artifacts_do_not_read_each_other(disk: Callable[[str], Disk]) -> None:
     servers = disk(INSTALLED)
     servers.copied("shared")
@@ -116,6 +144,44 @@ def test_two_artifacts_do_not_read_each_other(disk: Callable[[str], Disk]) -> No
     mixed = servers.serve("mixed", "shared", SECOND)
     assert servers.right(mixed) and cached(mixed) == {0}
     assert counts(mixed)["broken"] >= FEW
+
+
+NARROW, WIDE = QuantSpec(64, 64, 0.96), QuantSpec(64, 64, 0.0, bits=4)
+OTHERS: dict[str, dict[str, Any]] = {
+    "bits": {"specs": ((NARROW, NARROW), (WIDE, NARROW))},
+    "clip": {"specs": ((NARROW, NARROW), (NARROW, replace(NARROW, clip_ratio=0.92)))},
+    "group": {"specs": ((NARROW, NARROW), (NARROW, replace(NARROW, group_size=32)))},
+    "scale": {"specs": ((NARROW, NARROW), (NARROW, replace(NARROW, scale_dtype="bfloat16")))},
+    "heads": {"heads": 4},
+    "sink": {"sink": 8},
+    "page": {"page": 64},
+    "artifact": {"digest": "sha256:other"},
+    "quantized": {"quantization": "fp8"},
+    "model": {"config": '{"model_type": "other"}'},
+}
+
+
+def test_a_tag_covers_what_decides_a_record(tmp_path: Path, monkeypatch: Any) -> None:
+    def tag(**changes: Any) -> str:
+        given: dict[str, Any] = {"specs": ((NARROW, NARROW),) * 2, "heads": 2, "sink": 4}
+        given |= {"page": 16, "digest": "sha256:one", "quantization": None, "config": "{}"}
+        given |= changes
+        (tmp_path / "config.json").write_text(given["config"])
+        os.utime(tmp_path / "config.json", ns=(0, 0))
+        args = SimpleNamespace(
+            model_path=str(tmp_path), revision=None, tp_size=1, dtype="auto",
+            quantization=given["quantization"], json_model_override_args="{}",
+        )  # fmt: skip
+        artifact = SimpleNamespace(digest=given["digest"])
+        monkeypatch.setattr(worker, "served", lambda: (None, artifact))
+        monkeypatch.setattr(worker.geometry, "attention_ranks", lambda: 1)
+        slots = SlotShape(given["specs"], 0, given["heads"])
+        windows = WindowShape(2, 2, 2, 64, 64, given["sink"], 8, torch.bfloat16)
+        return worker.disk_tag(slots, windows, given["page"], args)
+
+    tags = [tag(), *(tag(**change) for change in OTHERS.values())]
+    assert len({*tags}) == len(tags) and tag() == tags[0]
+    assert all(re.fullmatch("oz1-[0-9a-f]{16}", one) for one in tags)
 
 
 def cut(files: list[Path]) -> None:

@@ -136,7 +136,7 @@ def storage(_original: Any, _factory: Any, _name: str, _config: Any, host: Any, 
             " not name their artifact.",
             hint="files that do: --oscar-disk-cache DIR",
         )
-    from oscar_zoo.engines.sglang.compat.disk_pages import Int2DiskPages
+    from oscar_zoo.engines.sglang.compat.host_pool import Int2DiskPages
 
     FIRED.add("storage")
     return Int2DiskPages(worker.disk_files(host.device_pool, host.page_size))
