@@ -96,8 +96,6 @@ class SinkBlocks:
         self.hits = self.misses = self.forced_misses = self.lost = self.host_hits = 0
         self.recall: Callable[[Key, int], bool] | None = None
         """Fills a place on the host with a block from the disk, if it is there."""
-        self.recalled = 0
-        """Blocks that it filled."""
         self.asking: PromptKey | None = None
         """The request whose prefix the engine looks up at the moment."""
         self.flush()
@@ -146,13 +144,14 @@ class SinkBlocks:
             return tail
         reach = max(0, prompt.length - tail) // page_size * page_size
         key = prompt.key(self.width) or NO_KEY
+        again = key in self._asked
         self._asked.add(key)
         if key in self._on_host:
             self._on_host.move_to_end(key)  # it is about to be taken back
         if reach < self.width:
             return MISS
-        there = key in self._block_of or key in self._on_host or self._from_disk(key)
-        return tail if there else MISS
+        there = key in self._block_of or key in self._on_host
+        return tail if there or (not again and self._from_disk(key)) else MISS
 
     def admit(self, rows: Iterable[int], prompts: Iterable[PromptKey]) -> None:
         """Note that rows were given to requests with these prompts. The next step brings their
@@ -218,22 +217,17 @@ class SinkBlocks:
         return [(key, one) for key, one in published.items() if self._block_of.get(key) == one]
 
     def _from_disk(self, key: Key) -> bool:
-        """Whether the host has the block now. Its place is free, or of a prompt that waits for
-        nothing."""
-        if self.recall is None or key == NO_KEY or not self.host:
+        """Whether the host has the block now, in a free place, or in that of a prompt that nobody
+        asks for at the moment."""
+        oldest = next(iter(self._on_host), key)
+        full = not self._free_on_host
+        if self.recall is None or key == NO_KEY or (full and oldest in self._asked):
             return False
-        oldest = None if self._free_on_host else next(iter(self._on_host), None)
-        if not self._free_on_host and (oldest is None or oldest in self._asked):
-            return False
-        place = self._free_on_host[-1] if oldest is None else self._on_host[oldest]
+        place = self._on_host[oldest] if full else self._free_on_host[-1]
         if not self.recall(key, place):
             return False
-        if oldest is None:
-            self._free_on_host.pop()
-        else:
-            del self._on_host[oldest]
+        self._on_host.pop(oldest) if full else self._free_on_host.pop()
         self._on_host[key] = place
-        self.recalled += 1
         return True
 
     def _share(self, row: int, prompt: PromptKey, block: int | None) -> Place | None:

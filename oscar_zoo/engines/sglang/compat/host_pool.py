@@ -6,6 +6,7 @@ own. Its own pools copy rows of keys and values, which our slots do not hold. Wh
 written and read, threads of its own decide. They name a page by a hash of all tokens up to its end
 and of what else decides their keys and values, such as the salt of a request.
 """
+
 from __future__ import annotations
 
 import logging
@@ -134,7 +135,8 @@ class Int2DiskPages(_Storage):  # type: ignore[misc]
         """Nothing is read behind a page that is missing, and nothing would use it."""
         found: list[Tensor | None] = []
         for key, target in zip(keys, target_locations, strict=True):
-            found.append(None if None in found[-1:] else self.get(key, target))
+            missing = bool(found) and found[-1] is None
+            found.append(None if missing else self.get(key, target))
         return found
 
     def batch_set(self, keys: Sequence[str], values: Sequence[Tensor], *_: Any, **__: Any) -> bool:
