@@ -162,6 +162,12 @@ def _name(text: str) -> str:
     return text
 
 
+def _absolute(text: str) -> str:
+    if not _name(text).startswith("/"):
+        raise ValueError("must be an absolute path")
+    return text
+
+
 def _digest(text: str) -> str:
     try:
         return parse_digest(text)
@@ -211,9 +217,10 @@ OPTIONS = {
     ),
     "disk_cache": Option(
         "--oscar-disk-cache",
-        _name,
+        _absolute,
         "private folder where prompts of the host's memory are kept in files, also when the server"
         " ends; needs --enable-hierarchical-cache",
+        "/home/me/prompts",
     ),
     "disk_size": Option(
         "--oscar-disk-size",

@@ -169,8 +169,9 @@ def fingerprint(folder: Path) -> str:
     """A digest that differs where a fine-tune does: of `config.json`, of the index, and of name,
     size, time and some pieces of each weight file. Two fine-tunes of one base have files of the
     same names and sizes, and to read all of them would take minutes."""
-    digest = hashlib.sha256()
-    for path in (folder / "config.json", folder / INDEX, *weight_files(folder)):
+    digest, weights = hashlib.sha256(), weight_files(folder)
+    check_all_there(folder, weights or [folder / SINGLE])
+    for path in (folder / "config.json", folder / INDEX, *weights):
         if not path.is_file():
             continue
         status = path.stat()

@@ -162,6 +162,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def test_a_tag_covers_what_decides_a_record(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+
     def tag(**changes: Any) -> str:
         given: dict[str, Any] = {"specs": ((NARROW, NARROW),) * 2, "heads": 2, "sink": 4}
         given |= {"page": 16, "digest": "sha256:one", "quantization": None, "config": "{}"}
