@@ -3,23 +3,20 @@
     python contrib/mla/simulate.py FOLDER [--minutes 24] [--text CALIBRATION VALIDATION]
 
 FOLDER holds the model; `tiny_model` makes one that is not there, with `--minutes 0` a random one.
-Without FOLDER the bytes of a token of DeepSeek-V3 are printed.
-
-A row of an MLA cache is a latent c and a rotary key k. With the weights absorbed, all heads read
-the same rows: a logit is (q W_UK) c^T + q_rope k^T, and the output is sum_s p_s c_s, to which each
-head applies its W_UV. So the cache has one head, whose values are the latents of its keys, and one
-transform serves both. The quantizer, the windows and the fits are those of the project.
+Without FOLDER the bytes of a token of DeepSeek-V3 are printed. The quantizer, the windows, the fits
+and the tasks are those of the project; `latent_cache` says what is in the cache.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from latent_cache import WINDOWS, LatentCache, Part, exact, geometry, run, weights
 from tiny_model import LENGTH, RANK, ROPE, TEACHER, load_teacher, new_model, train
 from torch import Tensor
 from torch.nn import functional
@@ -27,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import QuantSpec, row_bytes
-from oscar_zoo.artifact.specs import Geometry, Windows
+from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.methods import feedback, wush
 from oscar_zoo.compute.methods.base import hadamard_matrix
 from oscar_zoo.compute.methods.rotations import r_h_pbr
@@ -36,128 +33,12 @@ from oscar_zoo.evaluate.caches import encoder
 from oscar_zoo.evaluate.formats import float8, token_groups
 from oscar_zoo.evaluate.measure import TaskPrompt
 from oscar_zoo.evaluate.questions import Perplexity, Recall
-from oscar_zoo.evaluate.simulated_cache import Reads, SimulatedCache, StoredSide, window_reads
-from oscar_zoo.models.attention import AttentionFn, Softmax, attend, attention_scope
-from oscar_zoo.models.loading import LoadedModel, load_tokenizer
+from oscar_zoo.evaluate.simulated_cache import SimulatedCache
+from oscar_zoo.models.attention import AttentionFn, Softmax
+from oscar_zoo.models.loading import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ROOT / "examples/text/calibration.txt", ROOT / "examples/text/validation.txt"
-WINDOWS = Windows(sink=64, recent=256)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some channels of a row: their transform, `[d, d]` float32, and what a query reads of them;
-    `bits` of a stored channel, with its share of scales."""
-
-    forward: Tensor
-    partner: Tensor
-    read: Callable[[Tensor], Tensor]
-    bits: float
-
-
-@dataclass(frozen=True)
-class Rows:
-    """One side of one layer. Keys and values are the same rows; of a value only the latent is
-    given back."""
-
-    latent: Part
-    rotary: Part
-    values: bool
-    mean: None = None
-
-    @property
-    def partner(self) -> Tensor:
-        whole = torch.block_diag(self.latent.partner, self.rotary.partner)
-        return whole[: len(self.latent.partner)] if self.values else whole
-
-    def rows(self, x: Tensor) -> Tensor:
-        return x.float() @ torch.block_diag(self.latent.forward, self.rotary.forward)
-
-    def stored(self, rows: Tensor) -> Tensor:
-        latent, rotary = rows.split([len(self.latent.forward), len(self.rotary.forward)], -1)
-        return torch.cat([self.latent.read(latent), self.rotary.read(rotary)], -1)
-
-
-@dataclass(frozen=True)
-class LatentCache:
-    """A cache for `SimulatedCache`: the latent and the rotary part of every layer."""
-
-    layers: Mapping[int, tuple[Part, Part]]
-    windows: Windows = WINDOWS
-
-    def check(self, model: Geometry) -> None:
-        assert tuple(self.layers) == model.attention_layers
-
-    def sides(
-        self, geometry: Geometry, layer_id: int, device: torch.device
-    ) -> tuple[StoredSide, StoredSide]:
-        latent, rotary = self.layers[layer_id]
-        return Rows(latent, rotary, False), Rows(latent, rotary, True)
-
-    def reads(self, positions: Tensor) -> Reads:
-        return window_reads(self.windows, positions)
-
-    @property
-    def bits(self) -> float:
-        """Bits of a channel of the latent, on average."""
-        return sum(latent.bits for latent, _ in self.layers.values()) / len(self.layers)
-
-
-def weights(layer: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """W_UK `[heads, nope, rank]`, W_UV `[heads, dv, rank]` and W_O `[heads, hidden, dv]`."""
-    at = layer.self_attn
-    up = at.kv_b_proj.weight.detach().unflatten(0, (at.num_heads, -1))
-    out = at.o_proj.weight.detach().unflatten(1, (at.num_heads, -1)).transpose(0, 1)
-    return *up.split([at.qk_nope_head_dim, at.v_head_dim], 1), out
-
-
-class Absorbed:
-    """Attention with absorbed weights. `fn` gets queries `[1, heads, T, rank + rope]` and, as keys
-    and as values, the rows of the cache in bfloat16; it gives the sums of latents."""
-
-    def __init__(self, model: Any, fn: AttentionFn) -> None:
-        self.layers, self.fn = model.model.layers, fn
-        self.latents: dict[int, Tensor] = {}
-        for i, layer in enumerate(self.layers):
-            norm = layer.self_attn.kv_a_layernorm
-            norm._forward_hooks.clear()
-            norm.register_forward_hook(lambda _, __, out, i=i: self.latents.update({i: out}))
-
-    def __call__(
-        self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
-    ) -> Tensor:
-        up_k, up_v, _ = weights(self.layers[layer_id])
-        width = up_k.shape[1]
-        rows = torch.cat([self.latents[layer_id][:, None], key[:, :1, :, width:]], -1).bfloat16()
-        absorbed = torch.cat([query[..., :width] @ up_k, query[..., width:]], -1)
-        return self.fn(layer_id, absorbed, rows, rows, softmax) @ up_v.mT
-
-
-def exact(layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
-    """A cache in bfloat16."""
-    rows = key.float().expand(-1, query.shape[1], -1, -1)
-    return attend(query, rows, rows[..., :RANK].contiguous(), None, softmax)
-
-
-@torch.inference_mode()
-def run(model: Any, fn: AttentionFn, ids: Tensor) -> Tensor:
-    """Logits `[T, vocabulary]` of one sequence."""
-    loaded = LoadedModel(model, None, geometry(model), "float32")
-    with attention_scope(loaded, Absorbed(model, fn)):
-        return model(ids[None], use_cache=False).logits[0]
-
-
-def geometry(model: Any) -> Geometry:
-    layers = model.config.num_hidden_layers
-    return Geometry(
-        num_layers=layers,
-        num_q_heads=model.config.num_attention_heads,
-        num_kv_heads=1,
-        head_dim=RANK + ROPE,
-        v_head_dim=RANK,
-        attention_layers=tuple(range(layers)),
-    )
 
 
 class Statistics:
@@ -172,8 +53,8 @@ class Statistics:
     over heads, queries and the rows that they read behind the windows.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.layers, width = model.model.layers, RANK + ROPE
+    def __init__(self, model: Any, windows: Windows = WINDOWS) -> None:
+        self.layers, self.windows, width = model.model.layers, windows, RANK + ROPE
         self.gram, self.keys, self.values, self.cross = (
             {i: torch.zeros(1, width, width, dtype=torch.float64) for i in range(len(self.layers))}
             for _ in range(4)
@@ -190,7 +71,7 @@ class Statistics:
         age = at[:, None] - at
         p = (scaling * (q @ rows.mT)).masked_fill(age < 0, -torch.inf).softmax(-1)
         sums = p @ latents
-        squares = p.square() * ((age >= WINDOWS.recent) & (at >= WINDOWS.sink))
+        squares = p.square() * ((age >= self.windows.recent) & (at >= self.windows.sink))
         number, seen = squares.sum(-1, keepdim=True), squares @ latents
         far = (squares * (latents @ effect * latents).sum(-1)[:, None]).sum(-1, keepdim=True)
         far = far + ((number * sums - 2 * seen) @ effect * sums).sum(-1, keepdim=True)
