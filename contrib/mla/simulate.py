@@ -170,22 +170,23 @@ def caches(found: Statistics) -> Iterator[tuple[str, LatentCache]]:
     def cache(name: str, group: int, **more: Any) -> LatentCache:
         return LatentCache({i: (latent(latents[i][name], group, **more), bf16[i]) for i in ids})
 
+    best = "WUSH, both"
     for name in latents[0]:
         yield f"{name}, groups of 128", cache(name, 128)
-    for name in ("none", "Hadamard", "PCA of rows, Hadamard", "WUSH, both"):
-        for group in (64, 32):
+    some = ("none", "Hadamard", "PCA of rows, Hadamard", best)
+    for group in (64, 32):
+        for name in some:
             yield f"{name}, groups of {group}", cache(name, group)
-    best = "WUSH, both"
-    for clip in (0.98, 0.94):
-        yield f"{best}, groups of 128, clip {clip}", cache(best, 128, clip=clip)
-    for group in (128, 64):
-        yield f"{best}, groups of {group}, carried", cache(best, group, carry=True)
-    base = cache(best, 128, carry=True)
-    yield "all without windows", replace(base, windows=Windows(sink=0, recent=1))
+    yield f"{best}, groups of 128, clip 0.94", cache(best, 128, clip=0.94)
+    for name in some:
+        yield f"{name}, groups of 128, carried", cache(name, 128, carry=True)
+    yield f"{best}, groups of 64, carried", cache(best, 64, carry=True)
+    base, wide = (cache(best, 128, bits=bits, carry=True) for bits in (2, 4))
+    for name, one in (("none, groups of 128", cache("none", 128)), ("carried", base)):
+        yield f"{name}, without windows", replace(one, windows=Windows(sink=0, recent=1))
     for turn, bits in (("none", 8), ("none", 4), ("none", 2), (best, 4), (best, 2)):
         layers = {i: (base.layers[i][0], rotary(rotaries[i][turn], bits)) for i in ids}
         yield f"carried, rotary key in {bits} bits, {turn}", replace(base, layers=layers)
-    wide = cache(best, 128, bits=4, carry=True)
     for i in ids:
         layers = {**base.layers, i: wide.layers[i]}
         yield f"carried, layer {i} in 4 bits", replace(base, layers=layers)
