@@ -181,6 +181,7 @@ def caches(found: Statistics) -> Iterator[tuple[str, LatentCache]]:
     for name in some:
         yield f"{name}, groups of 128, carried", cache(name, 128, carry=True)
     yield f"{best}, groups of 64, carried", cache(best, 64, carry=True)
+    yield f"{best}, groups of 128, carried, clip 0.94", cache(best, 128, clip=0.94, carry=True)
     base, wide = (cache(best, 128, bits=bits, carry=True) for bits in (2, 4))
     for name, one in (("none, groups of 128", cache("none", 128)), ("carried", base)):
         yield f"{name}, without windows", replace(one, windows=Windows(sink=0, recent=1))
@@ -214,6 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--minutes", type=float, default=24, help="of training [default: 24]")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights [default: 0]")
     parser.add_argument("--text", nargs=2, type=Path, default=TEXTS)
     parser.add_argument("--windows", type=int, default=6, help="of each task [default: 6]")
     options = parser.parse_args()
@@ -224,7 +226,7 @@ def main() -> None:
     calibration, validation = (path.read_text("utf-8") for path in options.text)
     if not options.folder.exists():
         teacher = load_teacher()
-        model = new_model(teacher)
+        model = new_model(teacher, options.seed)
         if options.minutes:
             train(model, teacher, calibration, encoder(tokenizer), options.minutes)
         model.save_pretrained(options.folder)
