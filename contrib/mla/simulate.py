@@ -146,6 +146,13 @@ class Tasks:
     def _logits(self, fn: AttentionFn, prompt: TaskPrompt) -> Tensor:
         return run(self.model, fn, prompt.ids)[prompt.scored]
 
+    @torch.inference_mode()
+    def perplexity_of(self, model: Any) -> float:
+        """Of another model, with its own attention."""
+        logits = (model(one.ids[None]).logits[0, one.scored] for one in self.text.prompts)
+        counts = [self.text.count(*pair) for pair in zip(self.text.prompts, logits, strict=True)]
+        return self.text.result(sum(loss for loss, _ in counts), sum(n for _, n in counts))
+
     def measure(self, fn: AttentionFn) -> tuple[float, float, float]:
         """Perplexity, KL in nats per position, and the share of tokens recalled."""
         total, divergence, number = 0.0, 0.0, 0
@@ -233,6 +240,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32).eval()
     found = statistics(model, torch.tensor(encoder(tokenizer)(calibration)))
     tasks = Tasks(model, validation, options.windows, tokenizer)
+    print(f"The teacher's perplexity is {tasks.perplexity_of(load_teacher()):.4f}.")
     perplexity, _, recalled = tasks.measure(exact)
     print("| cache | bits of the latent | perplexity | more | KL | recall |")
     print("|---|---|---|---|---|---|")
