@@ -1,0 +1,101 @@
+"""The simulation of 2-bit latents, `contrib/mla`, on random weights and short text."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import latent_cache
+import pytest
+import simulate
+import tiny_model
+import torch
+
+from oscar_kernels.quantizer import fake_quantize
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.evaluate.simulated_cache import SimulatedCache
+
+NEAR = Windows(sink=4, recent=8)
+
+
+@cache
+def subject() -> tuple[Any, torch.Tensor, simulate.Statistics]:
+    """A model whose attention is sharp enough to depend on single rows, a text, and statistics."""
+    model = tiny_model.new_model(tiny_model.load_teacher()).eval()
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.data *= 20
+        layer.self_attn.kv_b_proj.weight.data *= 3
+    ids = torch.randint(0, 2048, (96,), generator=torch.Generator().manual_seed(0))
+    found = simulate.Statistics(model, NEAR)
+    latent_cache.run(model, found, ids)
+    return model, ids, found
+
+
+def test_absorbed_attention_is_that_of_the_model() -> None:
+    model, ids, _ = subject()
+    with torch.inference_mode():
+        wanted = model(ids[None]).logits[0]
+    got = latent_cache.run(model, latent_cache.exact, ids)
+    assert (got - wanted).abs().max() < 1e-2 * wanted.abs().max()  # rows are rounded to bfloat16
+
+
+def divergence(name: str, windows: Windows) -> float:
+    model, ids, found = subject()
+    layers = {}
+    for i in found.gram:
+        latents, rotaries = (
+            simulate.fits(found, i, channels)
+            for channels in (slice(0, tiny_model.RANK), slice(tiny_model.RANK, None))
+        )
+        layers[i] = simulate.latent(latents[name], 128), simulate.rotary(rotaries["none"], 16)
+    spec = latent_cache.LatentCache(layers, windows)
+    fn = SimulatedCache(spec, latent_cache.geometry(model), torch.device("cpu"))
+    exact, mine = (latent_cache.run(model, one, ids) for one in (latent_cache.exact, fn))
+    before, after = (one.log_softmax(-1) for one in (exact, mine))
+    return float(torch.nn.functional.kl_div(after, before, log_target=True, reduction="sum"))
+
+
+def test_windows_and_the_transform_each_help() -> None:
+    none = divergence("none", Windows(sink=0, recent=1))
+    kept = divergence("none", NEAR)
+    assert divergence("WUSH, both", NEAR) < 0.7 * kept < 0.7 * none
+
+
+def test_the_latent_goes_through_the_quantizer_of_the_project() -> None:
+    one = torch.eye(128, dtype=torch.float64)
+    rows = torch.randn(5, 128, generator=torch.Generator().manual_seed(0))
+    part = simulate.latent((one, one, one[None]), 64)
+    assert torch.equal(part.read(rows), fake_quantize(rows, QuantSpec(128, 64)))
+    assert part.bits == pytest.approx(2.5)
+
+
+def test_the_loss_is_what_small_errors_cost() -> None:
+    """Of random errors of the rows behind the windows, seen by keys and values alike."""
+    model, ids, found = subject()
+    seen: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def keep(layer_id, query, key, value, softmax):  # type: ignore[no-untyped-def]
+        seen[layer_id] = query[0].double(), key[0, 0].double(), torch.tensor(softmax.scaling)
+        return latent_cache.exact(layer_id, query, key, value, softmax)
+
+    latent_cache.run(model, keep, ids)
+    query, rows, scaling = seen[0]
+    _, up, out = (part.double() for part in latent_cache.weights(model.model.layers[0]))
+    at = torch.arange(len(rows))
+    age = at[:, None] - at
+    behind = (age >= NEAR.recent) & (at >= NEAR.sink)
+
+    def output(error: torch.Tensor) -> torch.Tensor:
+        read = rows + error
+        logits = scaling * torch.where(behind, query @ read.mT, query @ rows.mT)
+        p = logits.masked_fill(age < 0, -torch.inf).softmax(-1)
+        sums = (p * behind) @ read[:, :128] + (p * ~behind) @ rows[:, :128]
+        return sums @ up.mT @ out.mT
+
+    draw, exact = torch.Generator().manual_seed(1), output(torch.zeros_like(rows))
+    errors = 1e-5 * torch.randn(100, *rows.shape, generator=draw, dtype=torch.float64)
+    got = sum(float((output(error) - exact).square().sum()) for error in errors) / len(errors)
+    whole = sum(part[0] for part in (found.keys, found.values, found.cross))
+    wanted = 1e-10 * sum(float(one.diagonal().sum()) for one in whole)
+    assert got == pytest.approx(wanted, rel=0.05)
