@@ -146,6 +146,13 @@ class Tasks:
     def _logits(self, fn: AttentionFn, prompt: TaskPrompt) -> Tensor:
         return run(self.model, fn, prompt.ids)[prompt.scored]
 
+    @torch.inference_mode()
+    def perplexity_of(self, model: Any) -> float:
+        """Of another model, with its own attention."""
+        logits = (model(one.ids[None]).logits[0, one.scored] for one in self.text.prompts)
+        counts = [self.text.count(*pair) for pair in zip(self.text.prompts, logits, strict=True)]
+        return self.text.result(sum(loss for loss, _ in counts), sum(n for _, n in counts))
+
     def measure(self, fn: AttentionFn) -> tuple[float, float, float]:
         """Perplexity, KL in nats per position, and the share of tokens recalled."""
         total, divergence, number = 0.0, 0.0, 0
@@ -181,6 +188,7 @@ def caches(found: Statistics) -> Iterator[tuple[str, LatentCache]]:
     for name in some:
         yield f"{name}, groups of 128, carried", cache(name, 128, carry=True)
     yield f"{best}, groups of 64, carried", cache(best, 64, carry=True)
+    yield f"{best}, groups of 128, carried, clip 0.94", cache(best, 128, clip=0.94, carry=True)
     base, wide = (cache(best, 128, bits=bits, carry=True) for bits in (2, 4))
     for name, one in (("none, groups of 128", cache("none", 128)), ("carried", base)):
         yield f"{name}, without windows", replace(one, windows=Windows(sink=0, recent=1))
@@ -214,6 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--minutes", type=float, default=24, help="of training [default: 24]")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights [default: 0]")
     parser.add_argument("--text", nargs=2, type=Path, default=TEXTS)
     parser.add_argument("--windows", type=int, default=6, help="of each task [default: 6]")
     options = parser.parse_args()
@@ -224,13 +233,14 @@ def main() -> None:
     calibration, validation = (path.read_text("utf-8") for path in options.text)
     if not options.folder.exists():
         teacher = load_teacher()
-        model = new_model(teacher)
+        model = new_model(teacher, options.seed)
         if options.minutes:
             train(model, teacher, calibration, encoder(tokenizer), options.minutes)
         model.save_pretrained(options.folder)
     model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32).eval()
     found = statistics(model, torch.tensor(encoder(tokenizer)(calibration)))
     tasks = Tasks(model, validation, options.windows, tokenizer)
+    print(f"The teacher's perplexity is {tasks.perplexity_of(load_teacher()):.4f}.")
     perplexity, _, recalled = tasks.measure(exact)
     print("| cache | bits of the latent | perplexity | more | KL | recall |")
     print("|---|---|---|---|---|---|")

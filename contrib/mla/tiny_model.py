@@ -38,7 +38,7 @@ def load_teacher() -> Any:
     )
 
 
-def new_model(teacher: Any) -> Any:
+def new_model(teacher: Any, seed: int = 0) -> Any:
     """Random latent attention, and all else from the teacher."""
     old = teacher.config
     config = DeepseekV3Config(
@@ -58,7 +58,7 @@ def new_model(teacher: Any) -> Any:
         max_position_embeddings=old.max_position_embeddings,
         tie_word_embeddings=True,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = DeepseekV3ForCausalLM(config)
     kept = {name: one for name, one in teacher.state_dict().items() if "self_attn" not in name}
     model.load_state_dict(kept, strict=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.compute.methods.base import hadamard_matrix
 from oscar_zoo.evaluate.simulated_cache import SimulatedCache
 
 NEAR = Windows(sink=4, recent=8)
@@ -38,6 +40,27 @@ def test_absorbed_attention_is_that_of_the_model() -> None:
         wanted = model(ids[None]).logits[0]
     got = latent_cache.run(model, latent_cache.exact, ids)
     assert (got - wanted).abs().max() < 1e-2 * wanted.abs().max()  # rows are rounded to bfloat16
+
+
+def test_a_rotation_of_the_latent_fits_into_the_weights() -> None:
+    """An orthogonal one passes through the norm, whose gains move behind it."""
+    model, ids, _ = subject()
+    turned = copy.deepcopy(model)
+    gains = torch.linspace(0.5, 2.0, tiny_model.RANK)
+    turn = hadamard_matrix(tiny_model.RANK, torch.device("cpu")).float()
+    for layer in turned.model.layers:
+        at = layer.self_attn
+        at.kv_a_layernorm.weight.data = torch.ones_like(gains)
+        at.kv_a_proj_with_mqa.weight.data[: tiny_model.RANK] = (
+            turn.mT @ at.kv_a_proj_with_mqa.weight[: tiny_model.RANK]
+        )
+        at.kv_b_proj.weight.data = at.kv_b_proj.weight * gains @ turn
+    plain = copy.deepcopy(model)
+    for layer in plain.model.layers:
+        layer.self_attn.kv_a_layernorm.weight.data = gains
+    with torch.inference_mode():
+        got, wanted = (one(ids[None]).logits[0] for one in (turned, plain))
+    assert (got - wanted).abs().max() < 1e-4 * wanted.abs().max()
 
 
 def divergence(name: str, windows: Windows) -> float:
