@@ -31,6 +31,8 @@ METRICS = {
     "sink_misses_total": (
         "Prefix hits given up, or read as INT2, because that block was given away."
     ),
+    "disk_reads_total": "Files with a page or with first tokens that were read from --disk-cache.",
+    "disk_broken_total": "Such files that were damaged, cut short or foreign, and were removed.",
     "ring_hits_total": (
         "Prefix hits that took over the ring of a request that had ended, so that only new tokens"
         " were prefilled."

@@ -162,6 +162,12 @@ def _name(text: str) -> str:
     return text
 
 
+def _absolute(text: str) -> str:
+    if not _name(text).startswith("/"):
+        raise ValueError("must be an absolute path")
+    return text
+
+
 def _digest(text: str) -> str:
     try:
         return parse_digest(text)
@@ -208,6 +214,19 @@ OPTIONS = {
         "prompts whose first tokens are kept in the host's memory when their place on the GPU is"
         " given away; as many as take 1 GB by default, and none on a CPU",
         "1000",
+    ),
+    "disk_cache": Option(
+        "--oscar-disk-cache",
+        _absolute,
+        "private folder where prompts of the host's memory are kept in files, also when the server"
+        " ends; needs --enable-hierarchical-cache",
+        "/home/me/prompts",
+    ),
+    "disk_size": Option(
+        "--oscar-disk-size",
+        _whole(1),
+        "GB that these files may take; half of what is free by default",
+        "500",
     ),
     "bits": Option(
         "--oscar-bits",

@@ -90,6 +90,8 @@ class PluginSettings(RecipeValues):
     expected_digest: str | None = None
     idle_sinks: int | None = None  # one block per request
     host_sinks: int | None = None  # as many as `worker.HOST_BYTES` hold
+    disk_cache: str | None = None  # no files
+    disk_size: int | None = None  # half of what is free
     window_on_hit: str = "recompute"
     canary_minutes: float = 10
     warnings: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ Needs no torch, and reads no number: headers of 200 GB of weights take less than
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Collection
@@ -23,6 +24,9 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 1 << 27
 _LENGTH = 8
 """Bytes in front of a header, which say its length."""
+
+PIECES, PIECE = 256, 4096
+"""Pieces of a file that go into its fingerprint, and their bytes."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 READ = (
@@ -159,6 +163,24 @@ def weight_files(folder: Path) -> list[Path]:
         return sorted(folder.glob("*.safetensors"))
     named = index_files((folder / INDEX).read_bytes(), str(folder / INDEX))
     return [folder / file for file in sorted(set(named.values()))]
+
+
+def fingerprint(folder: Path) -> str:
+    """A digest that differs where a fine-tune does: of `config.json`, of the index, and of name,
+    size, time and some pieces of each weight file. Two fine-tunes of one base have files of the
+    same names and sizes, and to read all of them would take minutes."""
+    digest, weights = hashlib.sha256(), weight_files(folder)
+    check_all_there(folder, weights or [folder / SINGLE])
+    for path in (folder / "config.json", folder / INDEX, *weights):
+        if not path.is_file():
+            continue
+        status = path.stat()
+        digest.update(repr((path.name, status.st_size, status.st_mtime_ns)).encode())
+        with path.open("rb") as stream:
+            for piece in range(PIECES):
+                stream.seek(piece * max(PIECE, status.st_size // PIECES))
+                digest.update(stream.read(PIECE))
+    return digest.hexdigest()
 
 
 def damaged(what: str) -> InvalidModel:

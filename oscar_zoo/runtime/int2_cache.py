@@ -118,6 +118,7 @@ class Int2Cache:
         return decode_batch(self.tables, step.rows, step.seq_lens, step.out_loc, self._state)
 
     def refill(self, step: StepInput) -> None:
+        self.windows.before_step()
         if step.kind == "verify":
             self._drafts().fill(self._pack, step)
         else:
@@ -204,6 +205,7 @@ class Int2Cache:
         self, rows: Sequence[int], prefix_lens: Sequence[int], extend_lens: Sequence[int]
     ) -> None:
         """Give windows to those of `rows` that have new owners, and note what a step brings."""
+        self.windows.before_step()
         prefixes = dict(zip(rows, prefix_lens, strict=True))
         self.windows.begin({row: prefixes[row] for row in self.windows.take_fresh(rows)})
         ends = [p + n for p, n in zip(prefix_lens, extend_lens, strict=True)]

@@ -14,7 +14,8 @@ prefix-cache hit finds its sinks again. The rules:
 * A block without rows is idle. It stays shareable until a new block is needed; the least recently
   used one goes first. Its next owner writes it in a later step than everybody who still reads it.
 * What a block held that was given away is kept in the host's memory, where there is room. A hit
-  takes it back into another block, in front of its first step.
+  takes it back into another block, in front of its first step. A place on the host may also be
+  filled from the disk, when a prompt asks for what is in neither.
 * Row 0 is the padding row and block 0 its dummy. Neither is ever given away.
 
 Every decision follows from what the scheduler of each rank does in the same order, so all ranks
@@ -24,7 +25,7 @@ decide alike.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -93,6 +94,8 @@ class SinkBlocks:
     def __init__(self, width: int, num_blocks: int, recent: int | None, host: int = 0) -> None:
         self.width, self.num_blocks, self.recent, self.host = width, num_blocks, recent, host
         self.hits = self.misses = self.forced_misses = self.lost = self.host_hits = 0
+        self.recall: Callable[[Key, int], bool] | None = None
+        """Fills a place on the host with a block from the disk, if it is there."""
         self.asking: PromptKey | None = None
         """The request whose prefix the engine looks up at the moment."""
         self.flush()
@@ -120,6 +123,8 @@ class SinkBlocks:
         self._given_away: OrderedDict[Key, None] = OrderedDict()
         self._on_host: OrderedDict[Key, int] = OrderedDict()  # least recently used first
         self._free_on_host = list(range(self.host))
+        self._asked: set[Key] = set()  # since the last new owner
+        self._unsaved: dict[Key, int] = {}  # blocks that may not be on the disk yet
 
     def reprefill_tail(
         self, prompt: PromptKey | None, page_size: int = 1, tail: int | None = None
@@ -139,10 +144,14 @@ class SinkBlocks:
             return tail
         reach = max(0, prompt.length - tail) // page_size * page_size
         key = prompt.key(self.width) or NO_KEY
+        again = key in self._asked
+        self._asked.add(key)
         if key in self._on_host:
             self._on_host.move_to_end(key)  # it is about to be taken back
+        if reach < self.width:
+            return MISS
         there = key in self._block_of or key in self._on_host
-        return tail if reach >= self.width and there else MISS
+        return tail if there or (not again and self._from_disk(key)) else MISS
 
     def admit(self, rows: Iterable[int], prompts: Iterable[PromptKey]) -> None:
         """Note that rows were given to requests with these prompts. The next step brings their
@@ -152,6 +161,7 @@ class SinkBlocks:
     def begin(self, owners: Sequence[tuple[int, int]]) -> list[Place]:
         """Give blocks to the new owners of a step. `owners`: row and cached tokens of each. Only
         these rows have a new owner."""
+        self._asked.clear()
         for row, _ in owners:
             self._leave(row)
         prompts = {row: self._expected.pop(row, NOBODY) for row, _ in owners}
@@ -199,6 +209,26 @@ class SinkBlocks:
                 self._publish(state, prompt.key(self.width))
         self._leave(row)
         self._expected.pop(row, None)
+
+    def take_unsaved(self) -> list[tuple[Key, int]]:
+        """What was published since this was asked last and is still there: complete once the steps
+        launched so far have run."""
+        published, self._unsaved = self._unsaved, {}
+        return [(key, one) for key, one in published.items() if self._block_of.get(key) == one]
+
+    def _from_disk(self, key: Key) -> bool:
+        """Whether the host has the block now, in a free place, or in that of a prompt that nobody
+        asks for at the moment."""
+        oldest = next(iter(self._on_host), key)
+        full = not self._free_on_host
+        if self.recall is None or key == NO_KEY or (full and oldest in self._asked):
+            return False
+        place = self._on_host[oldest] if full else self._free_on_host[-1]
+        if not self.recall(key, place):
+            return False
+        self._on_host.pop(oldest) if full else self._free_on_host.pop()
+        self._on_host[key] = place
+        return True
 
     def _share(self, row: int, prompt: PromptKey, block: int | None) -> Place | None:
         if block is None:
@@ -266,6 +296,8 @@ class SinkBlocks:
         if present == state.block:
             self._key_of[present] = key
             self._given_away.pop(key, None)
+            if self.recall is not None:
+                self._unsaved[key] = present
             if key in self._on_host:  # an old copy, of a prompt that was prefilled again
                 self._free_on_host.append(self._on_host.pop(key))
         elif present in self._idle:

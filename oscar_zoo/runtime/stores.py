@@ -12,7 +12,7 @@ owner exactly when the engine handed it out (`fresh`); another request can match
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -218,6 +218,8 @@ class WindowStore:
         self.fresh: set[int] = set()
         self.sinks = sinks or SinkBlocks(shape.sink, shape.num_blocks, None)
         self.rings = rings or KeptRings(0)
+        self.before_step: Callable[[], None] = lambda: None
+        """Runs on the stream of a step, in front of all that it does here."""
 
         def store(number: int, width: int, dim: int) -> Tensor:
             size = (shape.num_layers, number, width, shape.num_kv_heads, dim)
@@ -227,11 +229,11 @@ class WindowStore:
         self.ring_k, self.ring_v = (store(shape.num_rows, shape.ring_rows, dim) for dim in dims)
         self.sink_k, self.sink_v = (store(shape.num_blocks, shape.sink, dim) for dim in dims)
         # Blocks that were given away; page-locked, so that copies do not hold up the host.
-        self._host: tuple[Tensor, ...] = ()
+        self.host: tuple[Tensor, ...] = ()
         if self.sinks.host and shape.sink:
             size = (self.sinks.host, shape.num_layers, shape.sink, shape.num_kv_heads)
             pin = torch.device(device).type == "cuda"
-            self._host = tuple(
+            self.host = tuple(
                 torch.empty(*size, dim, dtype=shape.dtype, device="cpu", pin_memory=pin)
                 for dim in dims
             )
@@ -272,12 +274,12 @@ class WindowStore:
         at = rows.long()
         self.ring_start[at], self.sink_from[at], self.sink_block[at] = firsts, froms, blocks
         blocks = self.sink_k, self.sink_v
-        for store, host in zip(blocks, self._host, strict=False):
+        for store, host in zip(blocks, self.host, strict=False):
             for place in places:
                 if place.saved is not None:
                     host[place.saved].copy_(store[:, place.block], non_blocking=True)
         self._copy([(place.donor, place.block) for place in places if place.donor is not None])
-        for store, host in zip(blocks, self._host, strict=False):
+        for store, host in zip(blocks, self.host, strict=False):
             for place in places:
                 if place.host is not None:
                     store[:, place.block].copy_(host[place.host], non_blocking=True)

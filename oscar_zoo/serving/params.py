@@ -63,6 +63,7 @@ class ServeParams:
       oscar-zoo serve ./my-rotation --model ./my-model --port 30001
       oscar-zoo serve ./my-model --compute
       oscar-zoo serve Qwen3-8B --drafts
+      oscar-zoo serve Qwen3-8B --host-cache 64GiB --disk-cache ~/prompts
       oscar-zoo serve Qwen3-8B --engine vllm -- --max-model-len=32768
       oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=32768
       oscar-zoo serve Qwen3-8B --print --device cuda
@@ -124,6 +125,10 @@ class ServeParams:
         str | None,
         Opt("Host memory for prompts that no longer fit the GPUs, such as 64GiB.", metavar="SIZE"),
     ] = None
+    disk_cache: Annotated[
+        Path | None,
+        Opt("Folder for the prompts of --host-cache, which a restart finds again.", metavar="DIR"),
+    ] = None
     drafts: Annotated[
         Literal["auto", "mtp", "ngram"] | None,
         Opt(
@@ -162,6 +167,10 @@ class ServeParams:
         if self.host_cache is not None and sized:
             name = sized[0].partition("=")[0]
             raise UsageError("--host-cache says the size already.", hint=f"leave out {name}")
+        if self.disk_cache is not None and self.host_cache is None:
+            raise UsageError(
+                "--disk-cache keeps what --host-cache has.", hint="add --host-cache 64GiB"
+            )
         drafts = None if (self.engine, self.drafts == "mtp") == ("vllm", False) else self.drafts
         wanted = {"--drafts": drafts, "--host-cache": self.host_cache}
         given = [flag for flag, value in wanted.items() if value is not None]
@@ -186,10 +195,13 @@ class ServeParams:
 
     @property
     def of_sglang(self) -> tuple[str, ...]:
-        """What SGLang reads of the flags, behind what `host_cache` means to it; vLLM has some of
-        its names for the same."""
+        """What SGLang reads of the flags, behind what the caches mean to it; vLLM has some of its
+        names for the same."""
         if self.engine == "sglang":
-            return (*["--enable-hierarchical-cache"] * (self.host_cache is not None), *self.flags)
+            own = [] if self.host_cache is None else ["--enable-hierarchical-cache"]
+            if self.disk_cache is not None:
+                own += [f"--oscar-disk-cache={self.disk_cache.expanduser().absolute()}"]
+            return (*own, *self.flags)
         names = r"(?:--tensor-parallel-size|--tp|-tp|--dtype)[= ]\S+"
         return tuple(" ".join(re.findall(names, " ".join(self.flags))).split())
 

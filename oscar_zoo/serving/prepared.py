@@ -180,6 +180,8 @@ def prepare(
         if params.host_cache is not None:
             host = parse_memory(params.host_cache, "--host-cache")
             flags = flags.after(preflight.host_cache_flag(host, layout, free))
+            if params.disk_cache is not None:
+                preflight.check_disk_cache(params.disk_cache, layout, make=not params.print_only)
         elif asked and str(asked.text).isdecimal() and flags.last(*ON_HOST):
             preflight.check_host_size(int(str(asked.text)), layout, free)
         prepared = Prepared(

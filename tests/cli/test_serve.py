@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -51,7 +52,7 @@ from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import load_model
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
-NEW = 16
+NEW, PAGE = 16, 64
 TOKEN_BYTES, ROW_BYTES = (4 * 2 * 2 * row for row in (64 // 4 + 2 * 2, 64 * 4))
 """Of the example model, for its layers, heads and sides: in a slot, and in float32."""
 
@@ -391,6 +392,26 @@ def test_a_damaged_artifact_in_the_background_starts_nothing(tmp_path: Path) -> 
     assert ended.code == 4 and "failed verification" in ended.err
     assert "tarting" not in ended.err, ended.err
     assert ended.err.startswith("checking model and artifact (0 s)\n")
+
+
+def test_a_server_that_was_killed_knows_its_prompts_when_it_is_back(
+    rotation: Path, tmp_path: Path
+) -> None:
+    files, prompt, reused = tmp_path / "prompts", text_tokens()[1000:1700], list[int]()
+    options = ("--host-cache", "2GiB", "--disk-cache", str(files))
+    flags = ("--enable-cache-report", "--enable-metrics")
+    for _ in range(2):
+        with serving(rotation, tmp_path, forked=True, flags=flags, options=options) as server:
+            question = {"model": "m", "prompt": prompt, "max_tokens": NEW, "temperature": 0}
+            answer = server.post("/v1/completions", question)
+            told = answer["usage"]["prompt_tokens_details"] or {"cached_tokens": 0}
+            reused.append(told["cached_tokens"])
+            while len([*files.glob("oz1-*/*")]) < (len(prompt) + NEW - 1) // PAGE + 1:
+                time.sleep(0.1)
+            page = server.ask("/metrics").decode()
+    recent = server.ready["windows"]["recent"]
+    assert reused == [0, (len(prompt) - recent) // PAGE * PAGE]
+    assert re.search(r"^oscar_int2_disk_broken_total\S* 0\.0$", page, re.MULTILINE)
 
 
 def test_a_server_in_the_background_from_start_to_stop(rotation: Path, tmp_path: Path) -> None:

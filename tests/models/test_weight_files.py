@@ -10,7 +10,7 @@ import pytest
 from tiny_models import save_model
 
 from oscar_zoo.errors import InvalidModel
-from oscar_zoo.models.weight_files import INDEX, check_weight_files
+from oscar_zoo.models.weight_files import INDEX, check_weight_files, fingerprint
 
 
 def last(folder: Path) -> Path:
@@ -60,3 +60,25 @@ def test_files_that_no_server_reads_do_not_count(tmp_path: Path) -> None:
     assert (folder / INDEX).is_file()
     (folder / "consolidated.safetensors").write_bytes(b"?")
     check_weight_files(folder)
+
+
+def test_a_fingerprint_tells_fine_tunes_of_one_base_apart(tmp_path: Path) -> None:
+    """Their files have the same names and sizes, and may have the same times."""
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(3_000_000))
+    before, base = weights.stat(), fingerprint(tmp_path)
+    assert fingerprint(tmp_path) == base
+
+    def kept(path: Path) -> str:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return fingerprint(tmp_path)
+
+    weights.write_bytes(bytes(2_000_000) + b"\1" * 20_000 + bytes(980_000))
+    assert kept(weights) != base
+    weights.write_bytes(bytes(3_000_000))
+    assert kept(weights) == base
+    os.utime(weights)
+    assert fingerprint(tmp_path) != base and kept(weights) == base
+    (tmp_path / "config.json").write_text('{"rope_theta": 1}')
+    assert fingerprint(tmp_path) != base

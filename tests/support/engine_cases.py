@@ -154,9 +154,15 @@ CASES = {
 }
 
 
-def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) -> None:
+def start(
+    engines: Engines,
+    names: Iterable[str],
+    groups: list[dict[str, Any]],
+    *,
+    cases: Mapping[str, Case] = CASES,
+) -> None:
     for name in names:
-        case = CASES[name]
+        case = cases[name]
         folders = rotations(engines.folder, GEOMETRIES.get(case.family, TINY))
         env, engine = dict(case.env), dict(case.engine)
         env |= cores(engine, engines.release)

@@ -92,7 +92,7 @@ def main(place: Path, out: Path) -> None:
 
 def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
     """All prompts of a group at once; `abort` names those that are given up, and after how many
-    tokens."""
+    tokens, and `salt` is that of all."""
     prompts = [resolve(prompt, earlier) for prompt in group["prompts"]]
     new = group["new"] if isinstance(group["new"], list) else [group["new"]] * len(prompts)
     sampling = [{"temperature": 0, "max_new_tokens": number, "ignore_eos": True} for number in new]
@@ -100,7 +100,10 @@ def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str
     if "abort" in group:
         answers = engine.loop.run_until_complete(streams(engine, prompts, sampling, group["abort"]))
     else:
-        answers = engine.generate(input_ids=prompts, sampling_params=sampling, return_logprob=True)
+        more = {"cache_salt": group["salt"]} if "salt" in group else {}
+        answers = engine.generate(
+            input_ids=prompts, sampling_params=sampling, return_logprob=True, **more
+        )
     return {
         "prompts": prompts,
         "tokens": [answer["output_ids"] for answer in answers],

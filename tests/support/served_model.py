@@ -62,13 +62,22 @@ def fitted(folder: Path) -> Path:
     return folder
 
 
+NO_PREFIX = (f"--chunked-prefill-size={WHOLE_PROMPTS}", "--disable-radix-cache", "--enable-metrics")
+
+
 @contextlib.contextmanager
-def serving(artifact: Path, temp: Path, *, forked: bool = False) -> Iterator[Running]:
-    """A server with a key and metrics, which cuts no prompt and keeps no prefix."""
+def serving(
+    artifact: Path,
+    temp: Path,
+    *,
+    forked: bool = False,
+    flags: tuple[str, ...] = NO_PREFIX,
+    options: tuple[str, ...] = (),
+) -> Iterator[Running]:
+    """A server with a key, by default with metrics, which cuts no prompt and keeps no prefix."""
     port = free_port()
-    flags = (f"--chunked-prefill-size={WHOLE_PROMPTS}", "--disable-radix-cache", "--enable-metrics")
     (temp / "key").write_text(KEY + "\n")
-    options = ("--expose", "127.0.0.1", "--api-key-file", str(temp / "key"))
+    options = (*options, "--expose", "127.0.0.1", "--api-key-file", str(temp / "key"))
     process = (fork if forked else start)(artifact, port, temp, *flags, options=options)
     assert process.stdout is not None
     text = ""

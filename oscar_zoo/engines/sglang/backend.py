@@ -167,6 +167,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             "blocks": self.windows.shape.num_blocks,
             "sinks": self.windows.sinks.counts(),
             "rings": {"used": self.windows.rings.used, "lost": self.windows.rings.lost},
+            "disk": self.pool.disk_counts,
             **self.cache.report(),
         }
 

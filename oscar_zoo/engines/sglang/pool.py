@@ -41,6 +41,7 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         self.commit: Callable[[Tensor, Tensor], None] | None = None
+        self.disk_counts: dict[str, int] = {}  # of the files with its pages, where it has some
         self._slot_shape, self._window_shape = slot_shape, window_shape
         self._make_stores = make_stores
         super().__init__(*args, **kwargs)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oscar_zoo.engines.setting_flags import BACKEND
+from oscar_zoo.engines.setting_flags import BACKEND, OPTIONS
+from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.errors import OscarZooError, UnsupportedModel, UsageError
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile, check_cache
@@ -32,6 +33,10 @@ BREADTH, BRANCHES = "--speculative-ngram-max-bfs-breadth", "--speculative-eagle-
 """The flags by which drafts are a chain or a tree."""
 HOST_PAGE = 16
 """`oscar_zoo.runtime.host_pages.LEAST_PAGE`, which needs torch."""
+DISK, STORAGE_BACKEND = OPTIONS["disk_cache"].variable, "file"
+"""Where a folder for pages is named, and the backend of SGLang that ours stands in for."""
+SALTED = (0, 5, 21)
+"""From here on SGLang names a page by more than its tokens."""
 TEXT_ONLY = ("gemma3", "gemma4", "gemma4_unified")
 """Model types with images that are served with text alone."""
 OWN_CODE = ("mimo_v2", "mimo_v2_flash")
@@ -77,6 +82,7 @@ def check_config(config: ConfigFile, model_id: str) -> None:
 
 def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -> None:
     check_rows(config, (*SERVER, EAGER) if eager_only else SERVER, UsageError)
+    check_rows(config, ON_DISK if DISK in environ else (STORAGE,), UsageError)
     for name, reason in ENVIRONMENT.items():
         if environ.get(name, "").lower() in TRUE:
             raise UsageError(
@@ -299,10 +305,6 @@ SERVER = (
         _is_set("disable_radix_cache"),
         "leave it out",
     ),
-    _switch(
-        "--hicache-storage-backend",
-        "pages that outlive a server do not name their artifact",
-    ),
     Refusal(
         "--hicache-host-memory-mode",
         "its pages are for a storage backend",
@@ -356,6 +358,47 @@ SERVER = (
     ),
 )
 """Rows over the resolved server arguments."""
+
+STORAGE = _switch(
+    "--hicache-storage-backend",
+    "pages that outlive a server do not name their artifact",
+    "--oscar-disk-cache DIR",
+)
+"""Holds without files of ours."""
+
+ON_DISK = (
+    Refusal(
+        "--oscar-disk-cache without --enable-hierarchical-cache",
+        "files keep what the host's memory has",
+        lambda config: not _get(config, "enable_hierarchical_cache"),
+        "add it, or oscar-zoo serve --host-cache SIZE",
+    ),
+    Refusal(
+        "--oscar-disk-cache with another --hicache-storage-backend",
+        "pages are stored once",
+        _other_than("hicache_storage_backend", STORAGE_BACKEND),
+        "leave it out",
+    ),
+    Refusal(
+        "--oscar-disk-cache on several GPUs",
+        "nobody has tried whether their files agree",
+        lambda config: max(_number(config, "tp_size"), _number(config, "dp_size")) > 1,
+        "one GPU, or --host-cache alone",
+    ),
+    Refusal(
+        "--oscar-disk-cache with --enable-lora",
+        "SGLang names an adapter by its path, whatever it holds",
+        lambda config: bool(_get(config, "enable_lora") or _get(config, "lora_paths")),
+        "leave out one of the two",
+    ),
+    Refusal(
+        "--oscar-disk-cache in SGLang before 0.5.21",
+        "its names of pages leave out the salt and the adapter of a request",
+        lambda _: releases.installed_from((0,)) and not releases.installed_from(SALTED),
+        "pip install 'sglang>=0.5.21'",
+    ),
+)
+"""Rows over a server that keeps pages in files."""
 
 EAGER = Refusal(
     "CUDA graphs",

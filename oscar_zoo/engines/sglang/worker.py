@@ -9,13 +9,16 @@ the attention backend refuses to start if one is missing.
 from __future__ import annotations
 
 import functools
+import hashlib
+import logging
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
-from oscar_kernels.spec import QuantSpec, group_channels
+from oscar_kernels.spec import CLIP_ALGORITHM, MIXED_QUANTIZER, QUANTIZER, QuantSpec, group_channels
 from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.sglang import compiling, refusals
@@ -23,7 +26,10 @@ from oscar_zoo.engines.sglang.compat import forward_batch, geometry, server_argu
 from oscar_zoo.engines.sglang.compat.backends import TritonPrefill
 from oscar_zoo.engines.sglang.sizing import SINKS_SHARE
 from oscar_zoo.errors import UsageError
+from oscar_zoo.models import model_hub, weight_files
 from oscar_zoo.runtime import host_pages, memory_plan
+from oscar_zoo.runtime.disk_files import DiskFiles
+from oscar_zoo.runtime.disk_sinks import DiskSinks
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig
 from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill, piece_tokens
@@ -31,6 +37,8 @@ from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable, transform_bytes
+
+logger = logging.getLogger(__name__)
 
 FIRED: set[str] = set()
 """Hooks that ran in this process with int2."""
@@ -136,6 +144,39 @@ def check_model(model_config: Any, args: Any = None) -> None:
 
 def sink_blocks(shape: WindowShape) -> SinkBlocks:
     return SinkBlocks(shape.sink, shape.num_blocks, served()[0].refilled or None, shape.host)
+
+
+def disk_files(pool: Any, page_size: int) -> DiskFiles:
+    """The files of pages and first tokens, which the windows of the pool use from now on."""
+    chosen, given = served()[0], server_arguments.published()
+    size = None if chosen.disk_size is None else chosen.disk_size * 10**9
+    tag = disk_tag(pool.slots.shape, pool.windows.shape, page_size, given)
+    files = DiskFiles(Path(chosen.disk_cache or ""), tag, size)
+    told = "INT2 KV cache: prompts in up to %.1f GB of %s, tag %s"
+    logger.info(told, files.limit / 1e9, chosen.disk_cache, tag)
+    DiskSinks(files, pool.windows)
+    pool.disk_counts = files.counts
+    return files
+
+
+def disk_tag(slots: SlotShape, windows: WindowShape, page_size: int, args: Any) -> str:
+    """Names all that decides the bytes of a record beside tokens, and how they are to be read."""
+    folder = Path(args.model_path)
+    found = folder if folder.is_dir() else model_hub.kept_config(args.model_path, args.revision)
+    if found is None:
+        raise UsageError(
+            f"the files of {args.model_path} are in no folder and no cache of a hub.",
+            hint="--oscar-disk-cache works with a model in a folder",
+        )
+    parts = (
+        served()[1].digest,
+        (slots.specs, slots.num_kv_heads, QUANTIZER, MIXED_QUANTIZER, CLIP_ALGORITHM),
+        (windows.sink, windows.k_head_dim, windows.v_head_dim, windows.dtype, page_size),
+        (geometry.attention_ranks(), args.tp_size),
+        (args.dtype, args.quantization, args.json_model_override_args),
+        weight_files.fingerprint(found),
+    )
+    return "oz1-" + hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:

@@ -91,6 +91,8 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
         "capacity_sink_blocks": 2 * rows,
         "used_sink_blocks": 0,
         "idle_sink_blocks": 3,
+        "disk_reads_total": 0,
+        "disk_broken_total": 0,
         "sink_hits_total": len(hits),
         "sink_host_hits_total": 0,
         "sink_misses_total": 0,

@@ -7,6 +7,7 @@ an attention layer.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.engines.setting_flags import BACKEND
 from oscar_zoo.engines.sglang import refusals
+from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 NORMAL: dict[str, Any] = {
@@ -75,6 +77,16 @@ SERVER_CASES: dict[str, dict[str, Any]] = {
     "--kv-canary": {"kv_canary": "log"},
     "--cuda-graph-backend-prefill full": {"cuda_graph_config": graphs("disabled", "full")},
 }
+HOST = {"enable_hierarchical_cache": True}
+DISK_CASES: dict[str, dict[str, Any]] = {
+    "--oscar-disk-cache without --enable-hierarchical-cache": {},
+    "--oscar-disk-cache with another --hicache-storage-backend": {
+        **HOST,
+        "hicache_storage_backend": "mooncake",
+    },
+    "--oscar-disk-cache on several GPUs": {**HOST, "tp_size": 2},
+    "--oscar-disk-cache with --enable-lora": {**HOST, "lora_paths": ["a=b"]},
+}
 MODEL_CASES = {
     "MLA": {"attention_arch": SimpleNamespace(name="MLA")},
     "KV shared between layers": {"hf_text_config": SimpleNamespace(num_kv_shared_layers=2)},
@@ -125,8 +137,13 @@ def server(config: Any) -> None:
     refusals.check_server(config, {}, eager_only=False)
 
 
+def on_disk(config: Any) -> None:
+    refusals.check_server(config, {refusals.DISK: "/prompts"}, eager_only=False)
+
+
 TABLES: tuple[tuple[Any, dict[str, Any], Any, dict[str, Any]], ...] = (
-    (refusals.SERVER, SERVER_CASES, server, NORMAL),
+    ((*refusals.SERVER, refusals.STORAGE), SERVER_CASES, server, NORMAL),
+    (refusals.ON_DISK[:-1], DISK_CASES, on_disk, NORMAL),
     (refusals.MODEL, MODEL_CASES, refusals.check_model, {}),
     (refusals.LAYER, LAYER_CASES, lambda layer: refusals.check_attention([layer]), {}),
     (refusals.SLIDING, SLIDING_CASES, lambda layer: refusals.check_sliding_layers([layer]), {}),
@@ -161,6 +178,16 @@ def test_an_ordinary_server_passes() -> None:
         attn_type=SimpleNamespace(value="decoder"),
     )
     refusals.check_attention([decoder, SimpleNamespace()])
+
+
+@pytest.mark.parametrize(("release", "refused"), [("0.5.17", True), ("0.5.21", False)])
+def test_files_need_names_of_pages_that_know_the_salt(
+    release: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releases, "version", lambda _: release)
+    config = SimpleNamespace(**NORMAL | HOST, hicache_storage_backend=refusals.STORAGE_BACKEND)
+    with pytest.raises(UsageError, match=r"0\.5\.21") if refused else nullcontext():
+        on_disk(config)
 
 
 def test_sliding_windows_have_one_size() -> None:

@@ -111,11 +111,12 @@ def install_chains(hook: Hook) -> None:
 
 
 def install_host_pool(make: Hook, store: Hook) -> None:
-    """Attach the hooks where SGLang makes a pool in the host's memory, and gives it a storage
-    backend, in a worker that is about to have one. Other workers never import the modules."""
+    """Attach the hooks where SGLang makes a pool in the host's memory, and a storage backend for
+    it, in a worker that is about to have one. Other workers never import the modules."""
+    factory = "mem_cache.storage.backend_factory.StorageBackendFactory"
     places = (
         (make, "AROUND", "mem_cache.hybrid_cache.hybrid_pool_assembler.build_kv_host_pool"),
-        (store, "BEFORE", "managers.cache_controller.HiCacheController.attach_storage_backend"),
+        (store, "AROUND", f"{factory}.create_backend"),
     )
     _attach([(hook, kind, f"sglang.srt.{path}") for hook, kind, path in places])
 

@@ -1,13 +1,17 @@
-"""SGLang's pool of pages in the host's memory, with records of ours in place of rows.
+"""SGLang's pool of pages in the host's memory, with records of ours in place of rows, and its
+storage backend, with the same records in files.
 
-SGLang decides which pages are copied out and which come back, and calls this pool on a stream of
-its own. Its own pools copy rows of keys and values, which our slots do not hold.
+SGLang decides which pages are copied out and which come back, and calls the pool on a stream of its
+own. Its own pools copy rows of keys and values, which our slots do not hold. Which pages are
+written and read, threads of its own decide. They name a page by a hash of all tokens up to its end
+and of what else decides their keys and values, such as the salt of a request.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,21 +20,25 @@ from torch import Tensor
 from oscar_zoo.engines.sglang.compat import server_arguments
 from oscar_zoo.errors import NotEnoughMemory
 from oscar_zoo.models.hardware import available_ram
+from oscar_zoo.runtime.disk_files import DiskFiles
 from oscar_zoo.runtime.host_pages import HostPages
 
 logger = logging.getLogger(__name__)
 
 
-def _stock() -> Any:
+def _stock() -> tuple[Any, Any]:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
     from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
-    return HostKVCache
+    return HostKVCache, HiCacheStorage
 
 
-_Stock: Any = _stock()
+_Pool: Any
+_Storage: Any
+_Pool, _Storage = _stock()
 
 
-class Int2HostPool(_Stock):  # type: ignore[misc]
+class Int2HostPool(_Pool):  # type: ignore[misc]
     """Numbers of host slots are given out by SGLang's code; the memory behind them is `pages`."""
 
     def __init__(self, pool: Any, page_size: int) -> None:
@@ -96,7 +104,47 @@ class Int2HostPool(_Stock):  # type: ignore[misc]
     def destroy(self) -> None:
         self.pages.close()
 
-    def _refused(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("oscar-zoo INT2 KV cache: pages in a storage backend")
+    def get_data_page(self, index: Any, flat: bool = True) -> Tensor:
+        """The record of a page, by its first slot."""
+        return self.pages.records[int(index) // self.page_size].view(torch.uint8)
 
-    get_data_page = get_dummy_flat_data_page = set_from_flat_data_page = _refused
+    def get_dummy_flat_data_page(self) -> Tensor:
+        return torch.empty(self.pages.record_bytes, dtype=torch.uint8)
+
+    def set_from_flat_data_page(self, index: Any, data_page: Tensor) -> None:
+        self.get_data_page(index).copy_(data_page)
+
+
+class Int2DiskPages(_Storage):  # type: ignore[misc]
+    def __init__(self, files: DiskFiles) -> None:
+        self._files = files
+
+    def exists(self, key: str) -> bool:
+        return self._files.has(_name(key))
+
+    def get(self, key: str, target_location: Tensor, *_: Any, **__: Any) -> Tensor | None:
+        there = self._files.read(_name(key), memoryview(target_location.numpy()))
+        return target_location if there else None
+
+    def set(self, key: str, value: Tensor, *_: Any, **__: Any) -> bool:
+        return self._files.write(_name(key), memoryview(value.numpy()))
+
+    def batch_get(
+        self, keys: Sequence[str], target_locations: Sequence[Tensor], *_: Any, **__: Any
+    ) -> list[Tensor | None]:
+        """Nothing is read behind a page that is missing, and nothing would use it."""
+        found: list[Tensor | None] = []
+        for key, target in zip(keys, target_locations, strict=True):
+            missing = bool(found) and found[-1] is None
+            found.append(None if missing else self.get(key, target))
+        return found
+
+    def batch_set(self, keys: Sequence[str], values: Sequence[Tensor], *_: Any, **__: Any) -> bool:
+        return all(self.set(key, value) for key, value in zip(keys, values, strict=True))
+
+    def clear(self) -> None:
+        self._files.clear()
+
+
+def _name(key: str) -> str:
+    return f"{key}.page"

@@ -127,12 +127,19 @@ def host_pool(original: Any, *, kv_pool: Any, page_size: int, **kwargs: Any) -> 
     return Int2HostPool(kv_pool, page_size)
 
 
-def storage(*_: Any, **__: Any) -> None:
-    """Refuse one that is asked for while the server runs, as `refusals` does at its start."""
-    raise UsageError(
-        "a storage backend does not work with an INT2 KV cache: pages that outlive a server do not"
-        " name their artifact."
-    )
+def storage(_original: Any, _factory: Any, _name: str, _config: Any, host: Any, **__: Any) -> Any:
+    """Ours, or none: also one that is asked for while the server runs, which `refusals` sees only
+    at its start."""
+    if worker.served()[0].disk_cache is None:
+        raise UsageError(
+            "a storage backend does not work with an INT2 KV cache: pages that outlive a server do"
+            " not name their artifact.",
+            hint="files that do: --oscar-disk-cache DIR",
+        )
+    from oscar_zoo.engines.sglang.compat.host_pool import Int2DiskPages
+
+    FIRED.add("storage")
+    return Int2DiskPages(worker.disk_files(host.device_pool, host.page_size))
 
 
 def states(original: Any, self: Any, total_rest_memory: float) -> float:

@@ -47,6 +47,8 @@ def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
         "capacity_ring_rows": lambda: capacity,
         "used_ring_rows": lambda: int(rows.size) - int(rows.available_size()),
         **sink_sources(pool.windows.sinks),
+        "disk_reads_total": lambda: pool.disk_counts.get("read", 0),
+        "disk_broken_total": lambda: pool.disk_counts.get("broken", 0),
         "ring_hits_total": lambda: rings.used,
         "ring_misses_total": lambda: rings.lost,
         "rings_not_kept_total": lambda: rings.not_kept,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import ipaddress
+import json
 import logging
 import os
 import socket
@@ -22,6 +23,7 @@ from oscar_zoo.engines.sglang.sizing import ITEMSIZES
 from oscar_zoo.engines.sglang.worker import FIRED
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.models import config_file
+from oscar_zoo.runtime.disk_files import make_private
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +111,12 @@ def _host_cache(args: Any) -> None:
     themselves. Its layout is its own, whatever the user says of SGLang's."""
     args.hicache_io_backend, args.hicache_mem_layout = "direct", "page_first_direct"
     args.page_size = args.page_size or HOST_PAGE
+    if refusals.DISK in os.environ:
+        args.hicache_storage_backend = refusals.STORAGE_BACKEND
+        with suppress(OscarZooError):  # `check_server_args` says it
+            # What a hit leaves to prefill is never looked up.
+            least = worker.served()[0].recent + args.page_size
+            args.hicache_storage_backend_extra_config = json.dumps({"prefetch_threshold": least})
     os.environ[UNIFIED_TREE] = "1"
 
 
@@ -155,6 +163,14 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
     if resolved.device == "cpu":
         os.environ.setdefault(INTERPRET, "1")
     chosen, artifact = worker.served()
+    if chosen.disk_cache is not None:
+        make_private(Path(chosen.disk_cache))
+        if not chosen.refilled:
+            raise UsageError(
+                "--oscar-disk-cache does not work with --oscar-window-on-hit int2: a hit without"
+                " its first tokens would read them as INT2.",
+                hint="leave out one of the two",
+            )
     for warning in chosen.warnings:
         logger.warning("INT2 KV cache: %s", warning)
     folder = chosen.source.folder

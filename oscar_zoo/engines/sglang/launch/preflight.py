@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import refusals, sizing
@@ -26,6 +27,7 @@ from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine, UsageError
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
 from oscar_zoo.models.weight_files import check_weight_files
+from oscar_zoo.runtime.disk_files import make_private
 
 ALL_OF_A_GPU = 0.95
 HOST_SHARE = 0.9
@@ -157,6 +159,16 @@ def _check_host(flag: str, number: int, unit: int, free: int | None) -> None:
     if number > most:
         what, sizes = flag[: flag.index("{") - 1], (number * unit, "the host", most * unit)
         raise NotEnoughMemory.for_model(what, *sizes, hint=f"lower it: {flag.format(most)}")
+
+
+def check_disk_cache(folder: Path, layout: Layout, *, make: bool) -> None:
+    """Refuse more GPUs than one, and a folder that others can enter; one that is missing is made if
+    `make`."""
+    workers = {"tp_size": layout.gpus, "dp_size": layout.replicas * layout.workers}
+    config = SimpleNamespace(enable_hierarchical_cache=True, **workers)
+    refusals.check_rows(config, refusals.ON_DISK, UsageError)
+    if make:
+        make_private(folder.expanduser())
 
 
 def free_memory(

@@ -236,6 +236,8 @@ def check_flags(flags: UserFlags, device: str) -> None:
     """Refuse engine flags that the server would refuse on `device`, `cpu` or `cuda`."""
     config = _configuration(flags, device)
     refusals.check_rows(config, refusals.SERVER, UsageError)
+    if flags.last(OPTIONS["disk_cache"].flag) is not None:
+        refusals.check_rows(config, refusals.ON_DISK, UsageError)
     _check_fraction(flags.text(MEMORY))
     _check_drafts(getattr(config, "speculative_algorithm", None), flags, device)
     for option in OPTIONS.values():
