@@ -370,6 +370,13 @@ class Manifest(Spec):
             raise ValueError(f"recipe.widths are not those of {WIDTHS_NAME}, whose sha256 is known")
 
     @property
+    def bits_per_element(self) -> float:
+        """Stored bits of an element, scales and offsets included; rotary keys beside latents have
+        16."""
+        coded, exact = self.model.head_dim, self.model.rotary_key or 0
+        return (coded * self.recipe.bits_per_element + 16 * exact) / (coded + exact)
+
+    @property
     def artifact_id(self) -> ArtifactId:
         return ArtifactId.parse(self.id)
 

@@ -165,10 +165,10 @@ def model(
             message = f"{heads} KV heads, the model has {geometry.num_kv_heads}"
             reject("model.num_kv_heads", message, path=side.path)
     layers = len(geometry.attention_layers)
-    width = f"head_dim {geometry.head_dim}"
+    rows = f"head_dim {geometry.head_dim}"
     if geometry.rotary_key:
-        width = f"latents of {geometry.head_dim} channels and rotary keys of {geometry.rotary_key}"
-    detail = f"{layers} attention layers of {geometry.num_layers}, {width}"
+        rows = f"latents of {geometry.head_dim} channels and rotary keys of {geometry.rotary_key}"
+    detail = f"{layers} attention layers of {geometry.num_layers}, {rows}"
     return Finding(detail)
 
 

@@ -137,9 +137,7 @@ class _Verification:
             "roles": lambda: pairing.roles(self.sides, self.manifest, strict=self.strict),
             "model": lambda: pairing.model(self.sides, self.known_geometry, self.manifest),
             "statistics": self.statistics,
-            "localisation": lambda: checks.localisation(
-                {role: side.rotations for role, side in self.sides.items()}
-            ),
+            "localisation": self.localisation,
             "probe": lambda: Finding(_NO_WEIGHTS, checked=False),
         }
         done: list[Check] = []
@@ -157,7 +155,7 @@ class _Verification:
             done.append(Check(stage, found.state, found.detail))
             warnings += found.warnings
         k, v = (self.sides[role].rotations if role in self.sides else None for role in ("k", "v"))
-        if self.manifest is not None and self.manifest.kind == "mla_latent":
+        if self.of_latents:
             v = k
         return Verified(
             level=self.level,
@@ -277,6 +275,15 @@ class _Verification:
                 found.append(f"{result.matrix} {result.worst:.1e}")
         self.level = "statistics"
         return Finding(f"relative error {', '.join(found)}")
+
+    def localisation(self) -> Finding:
+        if self.of_latents:
+            return Finding("not checked: only for rotations of heads", checked=False)
+        return checks.localisation({role: side.rotations for role, side in self.sides.items()})
+
+    @property
+    def of_latents(self) -> bool:
+        return self.manifest is not None and self.manifest.kind == "mla_latent"
 
     @property
     def known_geometry(self) -> Geometry | None:

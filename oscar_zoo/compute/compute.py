@@ -91,6 +91,7 @@ def plan_job(params: ComputeParams, choice: ModelChoice) -> tuple[Job, ModelConf
     }
     job = Job(**(vars(params) | decided))
     check_wish(job.wish, job.recipe, model.block)
+    job.sequence_length(model.block)
     return job, model
 
 

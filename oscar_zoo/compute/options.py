@@ -90,6 +90,7 @@ class Job(ComputeParams):
 
     def sequence_length(self, block: ModelBlock) -> int:
         """Tokens of a calibration sequence, once quantization groups and context are checked."""
+        assert self.methods
         self.recipe.check_model(block, block.id)
         longest = block.rope.max_position if block.rope else None
         if self.seq_len is None:

@@ -50,7 +50,8 @@ def find_method(name: str, geometry: Geometry | None = None) -> Method:
         return TABLE[name]
     if name not in LATENTS:
         message = f"{name} is not for latents (MLA), which are keys and values at once."
-        raise UsageError(message, hint=f"methods: {', '.join(LATENTS)}")
+        offered = ", ".join(name for name, one in LATENTS.items() if one.publishable)
+        raise UsageError(message, hint=f"methods: {offered}")
     return LATENTS[name]
 
 
