@@ -90,14 +90,7 @@ class Geometry(Spec):
     head_dim: Count
     v_head_dim: Count
     attention_layers: tuple[Annotated[int, Field(ge=0)], ...]
-    rotary_key: Count | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent_latent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        value: dict[str, Any] = write(self)
-        if self.rotary_key is None:
-            value.pop("rotary_key", None)
-        return value
+    rotary_key: Annotated[Count | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -280,25 +280,35 @@ def _check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
 
 def row_loss(query: Tensor, rows: Tensor, scaling: float, up: Tensor, out: Tensor) -> Tensor:
     """What an error of a latent costs: H, `[1, d, d]` float64, of which the lower triangle counts.
+    Arguments as of `row_losses`."""
+    parts = row_losses(query, rows, scaling, up, out, LOSS_WINDOWS)
+    return sum(parts, torch.zeros_like(parts[0]))[:, : up.shape[-1], : up.shape[-1]]
+
+
+def row_losses(
+    query: Tensor, rows: Tensor, scaling: float, up: Tensor, out: Tensor, windows: Windows
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What an error of a row, a latent and a rotary key, costs as a key and as a value, and what it
+    costs as both, beside: three times `[1, d + rope, d + rope]` float64; see `row_loss`.
 
     To first order an error e of the row at s moves the output of head h at t by p e W_UV W_O as a
     value, and by scaling p (q e^T) (c_s - o_t) W_UV W_O as a key, with p the weight of the row and
     o the sum of latents. The square of both together is e H e^T, with M = W_UV W_O W_O^T W_UV^T and
 
-        H = sum p^2 (M + scaling^2 |c_s - o_t|_M^2 q^T q + scaling (q^T (c_s - o_t) M + transposed))
+        H = sum p^2 (scaling^2 |c_s - o_t|_M^2 q^T q + M + scaling (q^T (c_s - o_t) M + transposed))
 
-    over heads, queries and the rows that they read behind `LOSS_WINDOWS`. No free number weighs
-    keys against values.
+    over heads, queries and the rows that they read behind the windows. No free number weighs keys
+    against values.
 
     Args:
         query: `[heads, T, d + rope]`, and `rows`, `[T, d + rope]`, of one sequence.
-        up, out: W_UV and W_O, as of `readers_of_latents`.
+        up, out: W_UV, `[heads, dv, d]`, and W_O, `[heads, hidden, dv]`.
     """
     d, rows = up.shape[-1], rows.float()
     latents, at = rows[:, :d], torch.arange(len(rows), device=rows.device)
-    age = at[:, None] - at
-    behind = (age >= LOSS_WINDOWS.recent) & (at >= LOSS_WINDOWS.sink)
-    loss = torch.zeros(1, d, d, dtype=torch.float64, device=rows.device)
+    age, shape = at[:, None] - at, (1, rows.shape[1], rows.shape[1])
+    behind = (age >= windows.recent) & (at >= windows.sink)
+    keys, values, both = (rows.new_zeros(shape, dtype=torch.float64) for _ in range(3))
     size = max(1, LOGITS_AT_ONCE // len(rows) ** 2)
     for q, of_values, of_output in zip(*(x.split(size) for x in (query, up, out)), strict=True):
         q, effect = q.float(), of_values.mT @ (of_output.mT @ of_output) @ of_values  # M
@@ -307,11 +317,12 @@ def row_loss(query: Tensor, rows: Tensor, scaling: float, up: Tensor, out: Tenso
         number, seen = squares.sum(-1, keepdim=True), squares @ latents
         far = (squares * (latents @ effect * latents).sum(-1)[:, None]).sum(-1, keepdim=True)
         far = far + ((number * sums - 2 * seen) @ effect * sums).sum(-1, keepdim=True)
-        q = scaling * q[..., :d]
-        add_gram(loss, q * far.clamp_min(0).sqrt())
-        turned = (q.mT @ ((seen - number * sums) @ effect)).sum(0).double()
-        loss += (number.sum(1, keepdim=True) * effect).sum(0).double() + turned + turned.mT
-    return loss
+        add_gram(keys, scaling * q * far.clamp_min(0).sqrt())
+        values[0, :d, :d] += (number.sum(1, keepdim=True) * effect).sum(0)
+        turned = scaling * (q.mT @ ((seen - number * sums) @ effect)).sum(0).double()
+        both[0, :, :d] += turned
+        both[0, :d] += turned.mT
+    return keys, values, both
 
 
 def check_finite(layer_id: int, layer: LayerMoments) -> None:
