@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tiny_model import RANK, ROPE
+from tiny_model import RANK
 from torch import Tensor
 
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.evaluate.simulated_cache import Reads, StoredSide, window_reads
 from oscar_zoo.models.attention import AttentionFn, Softmax, attend, attention_scope
+from oscar_zoo.models.geometry import model_block
+from oscar_zoo.models.latent import up_weights
 from oscar_zoo.models.loading import LoadedModel
 
 WINDOWS = Windows(sink=64, recent=256)
@@ -86,31 +89,8 @@ class LatentCache:
 def weights(layer: Any) -> tuple[Tensor, Tensor, Tensor]:
     """W_UK `[heads, nope, rank]`, W_UV `[heads, dv, rank]` and W_O `[heads, hidden, dv]`."""
     at = layer.self_attn
-    up = at.kv_b_proj.weight.detach().unflatten(0, (at.num_heads, -1))
     out = at.o_proj.weight.detach().unflatten(1, (at.num_heads, -1)).transpose(0, 1)
-    return *up.split([at.qk_nope_head_dim, at.v_head_dim], 1), out
-
-
-class Absorbed:
-    """Attention with absorbed weights. `fn` gets queries `[1, heads, T, rank + rope]` and, as keys
-    and as values, the rows of the cache in bfloat16; it gives the sums of latents."""
-
-    def __init__(self, model: Any, fn: AttentionFn) -> None:
-        self.layers, self.fn = model.model.layers, fn
-        self.latents: dict[int, Tensor] = {}
-        for i, layer in enumerate(self.layers):
-            norm = layer.self_attn.kv_a_layernorm
-            norm._forward_hooks.clear()
-            norm.register_forward_hook(lambda _, __, out, i=i: self.latents.update({i: out}))
-
-    def __call__(
-        self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
-    ) -> Tensor:
-        up_k, up_v, _ = weights(self.layers[layer_id])
-        width = up_k.shape[1]
-        rows = torch.cat([self.latents[layer_id][:, None], key[:, :1, :, width:]], -1).bfloat16()
-        absorbed = torch.cat([query[..., :width] @ up_k, query[..., width:]], -1)
-        return self.fn(layer_id, absorbed, rows, rows, softmax) @ up_v.mT
+    return *up_weights(at, geometry(at)), out
 
 
 def exact(layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
@@ -121,19 +101,16 @@ def exact(layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Sof
 
 @torch.inference_mode()
 def run(model: Any, fn: AttentionFn, ids: Tensor) -> Tensor:
-    """Logits `[T, vocabulary]` of one sequence."""
+    """Logits `[T, vocabulary]` of one sequence. `fn` gets queries `[1, heads, T, rank + rope]` and,
+    as keys and as values, the rows of the cache in bfloat16; it gives the sums of latents."""
     loaded = LoadedModel(model, None, geometry(model), "float32")
-    with attention_scope(loaded, Absorbed(model, fn)):
+
+    def rows(layer: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:
+        return fn(layer, query, key.bfloat16(), key.bfloat16(), softmax)
+
+    with attention_scope(loaded, rows):
         return model(ids[None], use_cache=False).logits[0]
 
 
-def geometry(model: Any) -> Geometry:
-    layers = model.config.num_hidden_layers
-    return Geometry(
-        num_layers=layers,
-        num_q_heads=model.config.num_attention_heads,
-        num_kv_heads=1,
-        head_dim=RANK + ROPE,
-        v_head_dim=RANK,
-        attention_layers=tuple(range(layers)),
-    )
+def geometry(model: Any) -> ModelBlock:
+    return model_block(model.config, model_id="small", revision=None, config_sha256="0" * 64)

@@ -28,6 +28,7 @@ from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.methods import feedback, wush
 from oscar_zoo.compute.methods.base import hadamard_matrix
 from oscar_zoo.compute.methods.rotations import r_h_pbr
+from oscar_zoo.compute.moments import row_losses
 from oscar_zoo.compute.products import add_gram, symmetric
 from oscar_zoo.evaluate.caches import encoder
 from oscar_zoo.evaluate.formats import float8, token_groups
@@ -42,16 +43,8 @@ TEXTS = ROOT / "examples/text/calibration.txt", ROOT / "examples/text/validation
 
 
 class Statistics:
-    """Per layer, `[1, d, d]` float64: the Gram matrix of rows, and what an error of a row costs.
-
-    To first order an error e of the row at s moves the output of head h at t by p e W_UV W_O as a
-    value, and by scaling p (q e^T) (c_s - o_t) W_UV W_O as a key, with p the weight of the row and
-    o the sum of latents. The square of both together is e H e^T, with M = W_UV W_O W_O^T W_UV^T and
-
-        H = sum p^2 (M + scaling^2 |c_s - o_t|_M^2 q^T q + scaling (q^T (c_s - o_t) M + transposed))
-
-    over heads, queries and the rows that they read behind the windows.
-    """
+    """Per layer, `[1, d, d]` float64: the Gram matrix of rows, and what an error of a row costs as
+    a key, as a value and as both (`row_losses`)."""
 
     def __init__(self, model: Any, windows: Windows = WINDOWS) -> None:
         self.layers, self.windows, width = model.model.layers, windows, RANK + ROPE
@@ -64,24 +57,12 @@ class Statistics:
         self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
     ) -> Tensor:
         _, up_v, out = weights(self.layers[layer_id])
-        effect = out @ up_v
-        effect = effect.mT @ effect  # M, [heads, rank, rank]
-        q, rows, scaling = query[0], key[0, 0].float(), softmax.scaling
-        latents, at = rows[:, :RANK], torch.arange(len(rows))
-        age = at[:, None] - at
-        p = (scaling * (q @ rows.mT)).masked_fill(age < 0, -torch.inf).softmax(-1)
-        sums = p @ latents
-        squares = p.square() * ((age >= self.windows.recent) & (at >= self.windows.sink))
-        number, seen = squares.sum(-1, keepdim=True), squares @ latents
-        far = (squares * (latents @ effect * latents).sum(-1)[:, None]).sum(-1, keepdim=True)
-        far = far + ((number * sums - 2 * seen) @ effect * sums).sum(-1, keepdim=True)
+        rows = key[0, 0].float()
         add_gram(self.gram[layer_id], rows[None])
-        add_gram(self.keys[layer_id], scaling * q * far.clamp_min(0).sqrt())
-        self.values[layer_id][0, :RANK, :RANK] += (number.sum(1, keepdim=True) * effect).sum(0)
-        turned = scaling * (q.mT @ ((seen - number * sums) @ effect)).sum(0).double()
-        self.cross[layer_id][0, :, :RANK] += turned
-        self.cross[layer_id][0, :RANK] += turned.mT
-        return sums[None]
+        found = row_losses(query[0], rows, softmax.scaling, up_v, out, self.windows)
+        for sums, part in zip((self.keys, self.values, self.cross), found, strict=True):
+            sums[layer_id] += part
+        return exact(layer_id, query, key, value, softmax)
 
 
 Fit = tuple[Tensor, Tensor, Tensor]

@@ -70,6 +70,7 @@ WRITTEN_IN_FULL: tuple[type[BaseModel], ...] = (
 MAY_BE_ABSENT = {
     "Manifest": ("registry", "statistics", "quality"),
     "ServingRecipe": ("widths",),
+    **dict.fromkeys(("Geometry", "ModelBlock"), ("rotary_key",)),
     "Score": tuple(
         key
         for key in Score.model_fields

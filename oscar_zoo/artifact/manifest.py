@@ -1,8 +1,9 @@
 """The manifest: what an artifact is, where it came from, how to serve it.
 
 Its schema is `oscar-zoo.manifest/1`, or `oscar-zoo.manifest/2` where the recipe has widths, which
-older releases cannot serve. Then the payload has a file `widths.json` that says the same, so that
-the digest covers the widths, and a manifest that says something else is none.
+older releases cannot serve, or `oscar-zoo.manifest/3` for latents (MLA), which they do not know.
+With widths the payload has a file `widths.json` that says the same, so that the digest covers the
+widths, and a manifest that says something else is none.
 
 A manifest has two parts. `oscar.json` beside the payload is immutable. The `registry` block
 (status, scores, aliases, hubs) is mutable; it occurs only in packaged manifests and indexes, never
@@ -39,9 +40,10 @@ from oscar_zoo.artifact.specs import (
 )
 from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
 
-Schema = Literal["oscar-zoo.manifest/1", "oscar-zoo.manifest/2"]
+Schema = Literal["oscar-zoo.manifest/1", "oscar-zoo.manifest/2", "oscar-zoo.manifest/3"]
 SCHEMA: Schema = "oscar-zoo.manifest/1"
 WITH_WIDTHS: Schema = "oscar-zoo.manifest/2"
+OF_LATENTS: Schema = "oscar-zoo.manifest/3"
 SCHEMAS: tuple[Schema, ...] = get_args(Schema)
 FILE_NAME = "oscar.json"
 SIGNATURE_NAME = "model.sig"
@@ -330,8 +332,13 @@ class Manifest(Spec):
         except InvalidName as error:
             raise ValueError(error.message) from None
         widths = self.recipe.widths
-        if (widths is None) != (self.schema_ == SCHEMA):
-            raise ValueError(f"{WITH_WIDTHS} is for recipes with widths, and only for them")
+        latent = self.model.rotary_key is not None
+        if self.schema_ != schema_of(self.model, self.recipe):
+            raise ValueError(
+                f"{WITH_WIDTHS} is for recipes with widths, {OF_LATENTS} for latents, and only so"
+            )
+        if latent != (self.kind == "mla_latent") or latent != ("latent" in self.recipe.requires):
+            raise ValueError("mla_latent, model.rotary_key and the capability latent go together")
         if widths is not None and len(widths.k.bits) != len(self.model.attention_layers):
             raise ValueError("widths have one entry for each layer of model.attention_layers")
         self._check_widths_file()
@@ -346,6 +353,8 @@ class Manifest(Spec):
         rotations = sorted(f.role for f in self.files if f.role.endswith("_rotation"))
         if self.kind == "rotation_pair" and rotations != ["k_rotation", "v_rotation"]:
             raise ValueError("a rotation pair has exactly one k_rotation and one v_rotation")
+        if latent and rotations != ["latent_rotation"]:
+            raise ValueError("latents have exactly one latent_rotation")
         return self
 
     def _check_widths_file(self) -> None:
@@ -359,6 +368,13 @@ class Manifest(Spec):
         want = file_digest(WIDTHS_NAME, widths.to_bytes())
         if (listed[0].path, listed[0].sha256, listed[0].size) != astuple(want):
             raise ValueError(f"recipe.widths are not those of {WIDTHS_NAME}, whose sha256 is known")
+
+    @property
+    def bits_per_element(self) -> float:
+        """Stored bits of an element, scales and offsets included; rotary keys beside latents have
+        16."""
+        coded, exact = self.model.head_dim, self.model.rotary_key or 0
+        return (coded * self.recipe.bits_per_element + 16 * exact) / (coded + exact)
 
     @property
     def artifact_id(self) -> ArtifactId:
@@ -411,6 +427,13 @@ class Manifest(Spec):
             return None if data is None else cls.from_bytes(data)
         except MalformedFile:
             return None
+
+
+def schema_of(model: Geometry, recipe: ServingRecipe) -> Schema:
+    """The oldest schema that can say it."""
+    if model.rotary_key is not None:
+        return OF_LATENTS
+    return SCHEMA if recipe.widths is None else WITH_WIDTHS
 
 
 def is_payload(name: str) -> bool:

@@ -67,6 +67,8 @@ def roles(sides: Mapping[Role, PairSide], manifest: Manifest | None, *, strict: 
         tokens = {side.rotations.calibration.get("tokens") for side in sides.values()}
         warnings.append("pair.tokens" if len(tokens) > 1 else "pair.unproven")
     words = [f"{role.upper()} is {side.rotations.objective}" for role, side in sides.items()]
+    if manifest is not None and manifest.kind == "mla_latent":
+        words = [f"latents, keys and values at once, are {sides['k'].rotations.objective}"]
     return Finding(", ".join(words), tuple(warnings))
 
 
@@ -163,7 +165,10 @@ def model(
             message = f"{heads} KV heads, the model has {geometry.num_kv_heads}"
             reject("model.num_kv_heads", message, path=side.path)
     layers = len(geometry.attention_layers)
-    detail = f"{layers} attention layers of {geometry.num_layers}, head_dim {geometry.head_dim}"
+    rows = f"head_dim {geometry.head_dim}"
+    if geometry.rotary_key:
+        rows = f"latents of {geometry.head_dim} channels and rotary keys of {geometry.rotary_key}"
+    detail = f"{layers} attention layers of {geometry.num_layers}, {rows}"
     return Finding(detail)
 
 

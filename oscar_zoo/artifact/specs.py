@@ -35,13 +35,15 @@ ModelId = Annotated[str, Field(pattern=rf"^{_PART}(?:/{_PART})?$")]
 """The id of a model as hubs have it. No letter of it looks like another one."""
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
-Capability = Literal["per_head", "k_partner", "v_partner", "k_mean", "k_feedback", "grouped"]
+Capability = Literal[
+    "per_head", "k_partner", "v_partner", "k_mean", "k_feedback", "grouped", "latent"
+]
 """What an engine must do beside a matrix per layer.
 
 `k_mean` is a mean that is subtracted from keys. An engine that serves a model with learned sinks or
 a soft cap must add `scaling * q . mean` to its logits again, in every part of its cache, or refuse
 the pair. With `k_feedback` the rounding of a channel of a key makes up for the errors of channels
-before it (`oscar_kernels.quantizer`).
+before it (`oscar_kernels.quantizer`). A `latent` is cached once, for keys and values.
 """
 StatisticName = Literal["qq", "kk", "sst", "oo", "vv", "wo"]
 """Matrices of the statistics fingerprint."""
@@ -76,7 +78,11 @@ class Rope(Spec):
 
 
 class Geometry(Spec):
-    """Shape of a model's KV cache; `attention_layers` own a full-attention cache."""
+    """Shape of a model's KV cache; `attention_layers` own a full-attention cache.
+
+    With `rotary_key` it is that of multi-head latent attention (MLA): one KV head, whose rows are
+    keys and values at once, `head_dim` channels of a latent, which have codes, and beside them a
+    rotary key of `rotary_key` channels, which stays in 16 bits."""
 
     num_layers: Count
     num_q_heads: Count
@@ -84,6 +90,7 @@ class Geometry(Spec):
     head_dim: Count
     v_head_dim: Count
     attention_layers: tuple[Annotated[int, Field(ge=0)], ...]
+    rotary_key: Annotated[Count | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -92,6 +99,8 @@ class Geometry(Spec):
             raise ValueError("attention_layers must be ascending, unique and below num_layers")
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError("num_q_heads must be a multiple of num_kv_heads")
+        if self.rotary_key and (self.num_kv_heads > 1 or self.head_dim != self.v_head_dim):
+            raise ValueError("latents are rows of one KV head, keys and values at once")
         return self
 
     @property
@@ -265,6 +274,11 @@ class ServingRecipe(Spec):
         self.quant_spec("k", model.head_dim)
         self.quant_spec("v", model.v_head_dim)
         widths = self.widths
+        if model.rotary_key and (widths is not None or self.clip.k != self.clip.v):
+            message = (
+                f"the rows of {name} are keys and values at once, with the same codes for both."
+            )
+            raise UsageError(message, hint="give the same clip ratio twice, and codes of 2 bits")
         if widths is not None and len(widths.k.bits) != len(model.attention_layers):
             raise UsageError(
                 f"the recipe has bits for {len(widths.k.bits)} layers, and {name} has"

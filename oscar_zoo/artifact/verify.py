@@ -17,7 +17,14 @@ from oscar_zoo.artifact import checks, pairing, statistics
 from oscar_zoo.artifact.checks import Finding, over_cores
 from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, SUFFIX, WIDTHS_NAME, Manifest
+from oscar_zoo.artifact.manifest import (
+    FILE_NAME,
+    STATISTICS_NAME,
+    SUFFIX,
+    WIDTHS_NAME,
+    FileRole,
+    Manifest,
+)
 from oscar_zoo.artifact.outcome import (
     Check,
     DigestMismatch,
@@ -130,9 +137,7 @@ class _Verification:
             "roles": lambda: pairing.roles(self.sides, self.manifest, strict=self.strict),
             "model": lambda: pairing.model(self.sides, self.known_geometry, self.manifest),
             "statistics": self.statistics,
-            "localisation": lambda: checks.localisation(
-                {role: side.rotations for role, side in self.sides.items()}
-            ),
+            "localisation": self.localisation,
             "probe": lambda: Finding(_NO_WEIGHTS, checked=False),
         }
         done: list[Check] = []
@@ -150,6 +155,8 @@ class _Verification:
             done.append(Check(stage, found.state, found.detail))
             warnings += found.warnings
         k, v = (self.sides[role].rotations if role in self.sides else None for role in ("k", "v"))
+        if self.of_latents:
+            v = k
         return Verified(
             level=self.level,
             grade=self.grade,
@@ -195,7 +202,7 @@ class _Verification:
         return Finding(f"{summary}; as listed")
 
     def container(self) -> Finding:
-        if self.manifest is not None and self.manifest.kind != "rotation_pair":
+        if self.manifest is not None and self.manifest.kind == "gguf":
             kind = self.manifest.kind
             raise Refused(Unsupported(kind, f"artifacts of kind {kind} cannot be served"))
         for path in self.rotation_paths():
@@ -269,6 +276,15 @@ class _Verification:
         self.level = "statistics"
         return Finding(f"relative error {', '.join(found)}")
 
+    def localisation(self) -> Finding:
+        if self.of_latents:
+            return Finding("not checked: only for rotations of heads", checked=False)
+        return checks.localisation({role: side.rotations for role, side in self.sides.items()})
+
+    @property
+    def of_latents(self) -> bool:
+        return self.manifest is not None and self.manifest.kind == "mla_latent"
+
     @property
     def known_geometry(self) -> Geometry | None:
         told = None if self.manifest is None else self.manifest.model.geometry
@@ -283,7 +299,8 @@ class _Verification:
 
     def rotation_paths(self) -> list[str]:
         if self.manifest is not None:
-            listed = [self.manifest.file("k_rotation"), self.manifest.file("v_rotation")]
+            roles: tuple[FileRole, ...] = ("k_rotation", "v_rotation", "latent_rotation")
+            listed = [self.manifest.file(role) for role in roles]
             return [entry.path for entry in listed if entry and entry.path in self.files]
         others = (FILE_NAME, STATISTICS_NAME, WIDTHS_NAME)
         names = [name for name in sorted(self.files) if name not in others]
@@ -299,8 +316,8 @@ class _Verification:
 
     def label(self, path: str) -> Role | None:
         if self.manifest is not None:
-            entry = self.manifest.file("k_rotation")
-            return "k" if entry is not None and entry.path == path else "v"
+            entry = self.manifest.file("v_rotation")
+            return "v" if entry is not None and entry.path == path else "k"
         return pairing.role_of_name(path) or pairing.role_of_name(self.name_hint)
 
     def refuse_other_manifest(self, side: PairSide) -> None:

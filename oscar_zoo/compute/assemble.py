@@ -18,10 +18,8 @@ from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.formats import CalibrationValue, Role, RotationSet, hadamard_name
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
-    SCHEMA,
     STATISTICS_NAME,
     WIDTHS_NAME,
-    WITH_WIDTHS,
     Calibration,
     Coverage,
     FileEntry,
@@ -36,6 +34,7 @@ from oscar_zoo.artifact.manifest import (
     SideTransform,
     StatisticsBlock,
     Transform,
+    schema_of,
 )
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
 from oscar_zoo.artifact.specs import CAPABILITIES, Geometry, Harness, ServingRecipe
@@ -78,13 +77,16 @@ def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
         ("k", "k_rotation", result.k),
         ("v", "v_rotation", result.v),
     )
+    if facts.model.rotary_key is not None:
+        sides = (("k", "latent_rotation", result.k),)
     for role, file_role, side in sides:
         content = writer.rotation_bytes(
             replace(side, calibration=_calibration_block(facts, fit_id))
         )
         # names that readers of each format know
         stem = {1: side.objective, 2: "perhead"}.get(side.format_version, result.method.name)
-        files[f"{role}_rotation_{stem}.pt"] = (file_role, content)
+        name = file_role if file_role == "latent_rotation" else f"{role}_rotation"
+        files[f"{name}_{stem}.pt"] = (file_role, content)
     if result.targets:
         fingerprint = statistics.fingerprint_bytes(
             dict(result.targets.items()), result.k.layer_ids, facts.model.id, facts.model.revision
@@ -166,12 +168,12 @@ def _manifest(
         selection=None if facts.selection is None else _plain(facts.selection),
     )
     content = {
-        "schema": SCHEMA if facts.recipe.widths is None else WITH_WIDTHS,
+        "schema": schema_of(facts.model, facts.recipe),
         "id": str(facts.artifact_id),
         "created": facts.created,
         "digest": artifact_digest(digests),
         "tool": TOOL,
-        "kind": "rotation_pair",
+        "kind": "mla_latent" if facts.model.rotary_key else "rotation_pair",
         "format_version": k.format_version,
         "grouping": k.grouping,
         "transform": Transform(k=_side_transform(k), v=_side_transform(v)),
@@ -191,6 +193,7 @@ def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:
     """The recipe with the capabilities that the method requires. It forbids folding the value
     transform into the weights where that product is not exact."""
     requires = {*facts.recipe.requires, *result.method.requires}
+    requires |= {"latent"} if facts.model.rotary_key else set()
     update: dict[str, object] = {"requires": tuple(c for c in CAPABILITIES if c in requires)}
     model = facts.model
     # That product is exact for unquantized weights without an elementwise operation between

@@ -87,9 +87,11 @@ def plan_job(params: ComputeParams, choice: ModelChoice) -> tuple[Job, ModelConf
         "recipe": recipe.override(clip=clip_of(params.clip), group_size=params.group_size),
         "output": None if params.output is None else Path(params.output),
         "device": pick_device(params.device, several=True),
+        "geometry": model.block.geometry,
     }
     job = Job(**(vars(params) | decided))
     check_wish(job.wish, job.recipe, model.block)
+    job.sequence_length(model.block)
     return job, model
 
 

@@ -65,13 +65,13 @@ def expected_phases(job: Job) -> tuple[Phase, ...]:
 def may_raise(job: Job) -> bool:
     """Whether 4 bits are measured where 2 fail their gates: layers get them, or the error names the
     budget that passes. It measures as much as if that had been asked for."""
-    return job.auto and not (job.fast or job.allow_poor)
+    return job.auto and not (job.fast or job.allow_poor or job.latent)
 
 
 def tunes(job: Job) -> bool:
     """Whether the job asks for a method that is tuned."""
     if job.auto:
-        return job.tune and not job.fast
+        return job.tune and not job.fast and not job.latent
     return TABLE[job.method].tune is not None
 
 

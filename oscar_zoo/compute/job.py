@@ -58,11 +58,11 @@ from oscar_zoo.compute.methods.base import (
     needs_model,
 )
 from oscar_zoo.compute.methods.table import (
-    METHODS,
     TABLE,
     TUNED,
     find_method,
     fit_all,
+    methods_for,
     possible_methods,
     with_tuned,
 )
@@ -144,7 +144,7 @@ def _capture(
     """Capture, from what an interrupted run left where that is wanted and of the same command."""
     # Everything a fit can ask for costs little more than what one does, and the moments then serve
     # them all.
-    needs = frozenset(need for method in METHODS.values() for need in method.needs)
+    needs = frozenset(n for method in methods_for(model.block).values() for n in method.needs)
     kept, place = can_resume(work), path_text(work)
 
     def captured(*, resume: bool) -> Moments:
@@ -328,7 +328,7 @@ def refit(
 ) -> tuple[Path, Manifest]:
     """Fit `method` to the moments of a file and write the artifact, by default to
     `folder.default_target`."""
-    chosen = find_method(method)
+    chosen = find_method(method, info.model)
     if chosen.tune is not None:
         raise needs_model(chosen)
     if method not in possible_methods(sums):
@@ -388,14 +388,16 @@ def _choose(
         data.heldout,
         _fits(job, model, data, moments, progress),
         job.recipe,
-        fixed_clip=job.clip is not None,
+        fixed_clip=job.clip is not None or job.latent,
         fast=job.fast,
         progress=progress,
     )
     kept = choice.trials[choice.at]
     gates = () if choice.base is None else kept.gates(choice.base)
     wish = job.wish
-    if wish is None and gates and not job.allow_poor:
+    if job.latent and not job.allow_poor:
+        refuse_poor(kept.method, gates)
+    if wish is None and gates and not (job.allow_poor or job.latent):
         kl = typical(kept.divergence) if kept.divergence else 0.0
         doubtful = worst(gates) != "pass" or kl > DIVERGENCE_PASS
         if doubtful if job.raises else failure(gates):

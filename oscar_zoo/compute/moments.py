@@ -23,7 +23,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact.formats import Grouping
 from oscar_zoo.artifact.manifest import Coverage
-from oscar_zoo.artifact.specs import Geometry, StatisticName
+from oscar_zoo.artifact.specs import Geometry, StatisticName, Windows
 from oscar_zoo.compute.products import add_gram, add_sum, add_weighted_gram, same, symmetric
 from oscar_zoo.errors import ComputeFailed
 
@@ -37,6 +37,10 @@ COUNTS = ("tokens", "query_rows", "output_rows", "weighted_tokens")
 Need = Literal["rows", "weighted", "outputs", "weights"]
 """Kinds of sums that a fit may read: those of q, k and v; `sst_*`; `oo`; `wo`."""
 _BROKEN = "the model computes nothing there that can be calibrated; try --dtype float32"
+LOSS_WINDOWS = Windows(sink=64, recent=256)
+"""Rows whose errors cost nothing, because a cache has them in high precision."""
+LOGITS_AT_ONCE = 1 << 23
+"""Of `row_loss`: 32 MB for each of a few tensors; more where one head has more."""
 _MIN_WEIGHT = 1e-12
 """Smallest total weight divided by (OSCAR, construction of the value covariance)."""
 
@@ -49,7 +53,8 @@ class LayerMoments:
     RoPE, o is before o_proj, and the query heads of a group are added up. With w = k A k^T:
 
     Attributes:
-        qq, kk: `[num_kv_heads, d, d]`, q^T q and k^T k; k_sum: `[num_kv_heads, d]`.
+        qq, kk: `[num_kv_heads, d, d]`, q^T q and k^T k; k_sum: `[num_kv_heads, d]`. Of latents,
+            which are keys and values at once, qq is the `row_loss`.
         vv, oo: `[num_kv_heads, dv, dv]`, v^T v and o^T o; v_sum: `[num_kv_heads, dv]`.
         sst_num, sst_den: `[num_kv_heads, dv, dv]` and `[num_kv_heads]`, w v^T v and w.
         wo: `[num_kv_heads, dv, dv]`, W_j^T W_j over the query heads of the group, W_j
@@ -86,7 +91,14 @@ class LayerMoments:
             )
         )
 
-    def add(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None = None) -> None:
+    def add(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor | None = None,
+        loss: Tensor | None = None,
+    ) -> None:
         """Add the rows of one block of tokens.
 
         Args:
@@ -96,9 +108,13 @@ class LayerMoments:
             value: `[num_kv_heads, T, dv]`.
             output: `[num_q_heads, T, dv]` of attention, before any gate and o_proj; `None` leaves
                 `oo` as it is.
+            loss: `row_loss`, of latents.
         """
         self._check_rows(query, key, value, output)
-        add_gram(self.qq, query)
+        if loss is None:
+            add_gram(self.qq, query)
+        else:
+            self.qq += loss
         add_gram(self.kk, key)
         add_gram(self.vv, value)
         add_sum(self.k_sum, key)
@@ -208,6 +224,8 @@ class Moments:
             wrong = f"has {len(layer.kk)} KV heads, the model {heads}"
         elif layer.tokens == 0 or layer.tokens != tokens:
             wrong = f"saw {layer.tokens} tokens, another layer {tokens}"
+        elif self.geometry.rotary_key and not float(torch.diagonal(layer.qq[0]).sum()) > 0:
+            wrong = "has no query that reads a row behind the windows"
         elif layer.query_rows != group * tokens:
             wrong = f"saw {layer.query_rows} query rows, expected {group} x {tokens}"
         elif "weighted" in needs and layer.weighted_tokens != tokens:
@@ -260,6 +278,53 @@ def _check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
             )
 
 
+def row_loss(query: Tensor, rows: Tensor, scaling: float, up: Tensor, out: Tensor) -> Tensor:
+    """What an error of a latent costs: H, `[1, d, d]` float64, of which the lower triangle counts.
+    Arguments as of `row_losses`."""
+    parts = row_losses(query, rows, scaling, up, out, LOSS_WINDOWS)
+    return sum(parts, torch.zeros_like(parts[0]))[:, : up.shape[-1], : up.shape[-1]]
+
+
+def row_losses(
+    query: Tensor, rows: Tensor, scaling: float, up: Tensor, out: Tensor, windows: Windows
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What an error of a row, a latent and a rotary key, costs as a key and as a value, and what it
+    costs as both, beside: three times `[1, d + rope, d + rope]` float64; see `row_loss`.
+
+    To first order an error e of the row at s moves the output of head h at t by p e W_UV W_O as a
+    value, and by scaling p (q e^T) (c_s - o_t) W_UV W_O as a key, with p the weight of the row and
+    o the sum of latents. The square of both together is e H e^T, with M = W_UV W_O W_O^T W_UV^T and
+
+        H = sum p^2 (scaling^2 |c_s - o_t|_M^2 q^T q + M + scaling (q^T (c_s - o_t) M + transposed))
+
+    over heads, queries and the rows that they read behind the windows. No free number weighs keys
+    against values.
+
+    Args:
+        query: `[heads, T, d + rope]`, and `rows`, `[T, d + rope]`, of one sequence.
+        up, out: W_UV, `[heads, dv, d]`, and W_O, `[heads, hidden, dv]`.
+    """
+    d, rows = up.shape[-1], rows.float()
+    latents, at = rows[:, :d], torch.arange(len(rows), device=rows.device)
+    age, shape = at[:, None] - at, (1, rows.shape[1], rows.shape[1])
+    behind = (age >= windows.recent) & (at >= windows.sink)
+    keys, values, both = (rows.new_zeros(shape, dtype=torch.float64) for _ in range(3))
+    size = max(1, LOGITS_AT_ONCE // len(rows) ** 2)
+    for q, of_values, of_output in zip(*(x.split(size) for x in (query, up, out)), strict=True):
+        q, effect = q.float(), of_values.mT @ (of_output.mT @ of_output) @ of_values  # M
+        p = (scaling * (q @ rows.mT)).masked_fill(age < 0, -torch.inf).softmax(-1)
+        sums, squares = p @ latents, p.square() * behind
+        number, seen = squares.sum(-1, keepdim=True), squares @ latents
+        far = (squares * (latents @ effect * latents).sum(-1)[:, None]).sum(-1, keepdim=True)
+        far = far + ((number * sums - 2 * seen) @ effect * sums).sum(-1, keepdim=True)
+        add_gram(keys, scaling * q * far.clamp_min(0).sqrt())
+        values[0, :d, :d] += (number.sum(1, keepdim=True) * effect).sum(0)
+        turned = scaling * (q.mT @ ((seen - number * sums) @ effect)).sum(0).double()
+        both[0, :, :d] += turned
+        both[0, :d] += turned.mT
+    return keys, values, both
+
+
 def check_finite(layer_id: int, layer: LayerMoments) -> None:
     """Refuse a layer in which any sum has a NaN or infinite entry."""
     for name in ("qq", "kk", "vv", "oo", "sst_num", "sst_den", "wo"):
@@ -298,6 +363,7 @@ def wo(layer: LayerMoments) -> Tensor:
 
 
 ESTIMATORS: Mapping[str, Callable[[LayerMoments], Tensor]] = {
+    "latent-loss/1": qqt,
     "kk/1": lambda layer: symmetric(layer.kk) / layer.tokens,  # mean of k^T k
     "oo/1": oo,
     "qqt/1": qqt,
@@ -306,6 +372,7 @@ ESTIMATORS: Mapping[str, Callable[[LayerMoments], Tensor]] = {
     "wo/1": wo,
 }
 TARGETS: Mapping[str, StatisticName] = {
+    "latent-loss/1": "qq",
     "kk/1": "kk",
     "oo/1": "oo",
     "qqt/1": "qq",

@@ -14,7 +14,8 @@ from oscar_zoo.compute.data.calibration import CalibrationData, check_source, lo
 from oscar_zoo.compute.data.overlap import check_overlap
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
-from oscar_zoo.compute.methods.table import METHODS, find_method
+from oscar_zoo.compute.methods.table import METHODS, find_method, methods_for
+from oscar_zoo.compute.moments import LOSS_WINDOWS
 from oscar_zoo.compute.params import ComputeParams
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.loading import LoadedModel, load_model
@@ -31,8 +32,8 @@ LONGEST_DEFAULT = 4096
 class Job(ComputeParams):
     """The parameters, with nothing left open, and what follows from the model's name.
     `model_name` is the first part of the artifact id, without organisation; `heldout_tokens` are
-    kept apart for measuring, with `auto` and where bits are chosen; `created` is a time in the form
-    of manifests, `None` for now."""
+    kept apart for measuring, with `auto` and where bits are chosen; `geometry` decides, if given,
+    which methods there are; `created` is a time in the form of manifests, `None` for now."""
 
     model: str = field(kw_only=True)
     calib_tokens: int
@@ -40,6 +41,7 @@ class Job(ComputeParams):
     device: str = "cpu"
     model_name: str
     recipe: ServingRecipe
+    geometry: Geometry | None = None
     heldout_tokens: int = HELDOUT_TOKENS
     created: str | None = None
 
@@ -61,7 +63,13 @@ class Job(ComputeParams):
     @property
     def methods(self) -> tuple[Method, ...]:
         """The methods to fit."""
-        return tuple(METHODS.values()) if self.auto else (find_method(self.method),)
+        if not self.auto:
+            return (find_method(self.method, self.geometry),)
+        return tuple((methods_for(self.geometry) if self.geometry else METHODS).values())
+
+    @property
+    def latent(self) -> bool:
+        return self.geometry is not None and self.geometry.rotary_key is not None
 
     @property
     def needs_data(self) -> bool:
@@ -82,10 +90,17 @@ class Job(ComputeParams):
 
     def sequence_length(self, block: ModelBlock) -> int:
         """Tokens of a calibration sequence, once quantization groups and context are checked."""
-        check_groups(block.head_dims, self.recipe.group_size, block.id)
+        assert self.methods
+        self.recipe.check_model(block, block.id)
         longest = block.rope.max_position if block.rope else None
         if self.seq_len is None:
             return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
+        least = shortest_measured(LOSS_WINDOWS)
+        if block.rotary_key and self.needs_data and self.seq_len < least:
+            raise UsageError(
+                f"sequences of {self.seq_len} tokens show no row behind the windows of latents.",
+                hint=f"use a sequence length of {least} or more",
+            )
         if longest is not None and self.seq_len > longest:
             raise UsageError(
                 f"sequences of {self.seq_len} tokens are longer than the {longest} of {block.id}.",
@@ -204,6 +219,9 @@ def check_wish(wish: WidthWish | None, recipe: ServingRecipe, model: ModelBlock)
     """Raise `UsageError` for a number of bits that codes of 2 and 4 bits cannot have, or for groups
     that rows of the model cannot be cut into."""
     check_groups(model.head_dims, recipe.group_size, model.id)
+    if model.rotary_key and wish is not None:
+        message = f"{wish.option} is not built for latents (MLA): all of their codes have 2 bits."
+        raise UsageError(message, hint="leave it out, or use --bits 2")
     if wish is None or wish.bits is None or wish.bits == ALL_FOUR:
         return
     low, high = possible_bits(recipe, model)

@@ -63,7 +63,7 @@ class Made:
             tag=name.tag,
             format_version=manifest.format_version,
             method=manifest.fit.method,
-            bits_per_element=manifest.recipe.bits_per_element,
+            bits_per_element=manifest.bits_per_element,
             digest=manifest.digest,
             measured=Measured.of(manifest),
             **more,

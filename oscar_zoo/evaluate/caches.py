@@ -67,9 +67,12 @@ def bits_of(
 
 
 def stored_bits(spec: CacheSpec, geometry: Geometry) -> float:
-    """Bits of one stored element, scales and offsets included, on average over the layers."""
+    """Bits of one stored element, scales and offsets included, on average over the layers. Rotary
+    keys beside latents have 16."""
     specs = _specs(spec, geometry)
-    return 8 * sum(map(row_bytes, specs)) / sum(one.head_dim for one in specs)
+    exact = len(specs) * (geometry.rotary_key or 0)
+    channels = exact + sum(one.head_dim for one in specs)
+    return (8 * sum(map(row_bytes, specs)) + BF16_BITS * exact) / channels
 
 
 def code_bits(spec: CacheSpec, geometry: Geometry) -> float:
@@ -81,6 +84,7 @@ def code_bits(spec: CacheSpec, geometry: Geometry) -> float:
 def _specs(spec: CacheSpec, geometry: Geometry) -> list[QuantSpec]:
     layers = range(len(geometry.attention_layers))
     sides: tuple[tuple[Role, int], ...] = ("k", geometry.head_dim), ("v", geometry.v_head_dim)
+    sides = sides[:1] if geometry.rotary_key else sides
     return [spec.recipe.quant_spec(role, width, i) for role, width in sides for i in layers]
 
 

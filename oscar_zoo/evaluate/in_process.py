@@ -138,6 +138,9 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
             hint="give one of each --sink, --recent, --clip and --group-size",
         )
     check_settings(settings, subject.block, length, always=bool(alone))
+    if names and subject.block.rotary_key:
+        message = "--against compares caches of heads, and this model caches latents (MLA)."
+        raise UsageError(message, hint="leave it out: BF16 and data-free codes are measured anyway")
     observer.begin(PHASES, timed=False)
     model = load_subject(params, subject.choice, observer, longest=length)
     if params.length or not sessions:

@@ -156,7 +156,10 @@ class CacheSpec:
         index = geometry.attention_layers.index(layer_id)
         k = self.recipe.quant_spec("k", geometry.head_dim, index)
         v = self.recipe.quant_spec("v", geometry.v_head_dim, index)
-        return cache_side(self.k, layer_id, k, device), cache_side(self.v, layer_id, v, device)
+        beside = geometry.rotary_key or 0
+        return cache_side(self.k, layer_id, k, device, beside), cache_side(
+            self.v, layer_id, v, device
+        )
 
     def reads(self, positions: Tensor) -> Reads:
         return window_reads(self.recipe.windows, positions)
@@ -165,7 +168,8 @@ class CacheSpec:
 @dataclass(frozen=True)
 class Side:
     """One side of one layer, in float32. Matrices are `[d, d]` or `[num_kv_heads, d, d]`; the mean
-    is `[1 or num_kv_heads, 1, d]`; the feedback `[num_kv_heads, d, d]` float16."""
+    is `[1 or num_kv_heads, 1, d]`; the feedback `[num_kv_heads, d, d]` float16. Of rows with more
+    channels than `spec`, those behind have no codes, as rotary keys beside latents."""
 
     forward: Tensor | None
     partner: Tensor | None
@@ -180,7 +184,10 @@ class Side:
 
     def stored(self, rows: Tensor) -> Tensor:
         """What a query reads of `rows` outside the windows, float32."""
-        return fake_quantize(rows, self.spec, self.feedback)
+        width = self.spec.head_dim
+        coded = fake_quantize(rows[..., :width], self.spec, self.feedback)
+        beside = rows[..., width:]
+        return torch.cat([coded, beside], -1) if beside.shape[-1] else coded
 
     def restored(self, rows: Tensor) -> Tensor:
         """Inverse of `rows`: back to the model's own basis, mean included."""
@@ -288,9 +295,14 @@ class SimulatedCache:
 
 
 def cache_side(
-    rotation: RotationSet | None, layer_id: int, spec: QuantSpec, device: torch.device
+    rotation: RotationSet | None,
+    layer_id: int,
+    spec: QuantSpec,
+    device: torch.device,
+    beside: int = 0,
 ) -> Side:
-    """The transform of one layer on `device`; `None` for none."""
+    """The transform of one layer on `device`; `None` for none. It leaves channels `beside` those of
+    `spec` as they are."""
     if rotation is None:
         return Side(None, None, None, spec)
     layer = next(one for one in rotation.layers if one.layer_id == layer_id)
@@ -298,11 +310,17 @@ def cache_side(
     def tensor(array: Array) -> Tensor:
         return torch.tensor(array, dtype=torch.float32, device=device)
 
+    def wide(array: Array) -> Tensor:
+        if not beside:
+            return tensor(array)
+        matrix = tensor(array).reshape(spec.head_dim, spec.head_dim)  # latents have one KV head
+        return torch.block_diag(matrix, torch.eye(beside, device=device))
+
     mean = None if layer.mean is None else tensor(layer.mean).reshape(-1, 1, spec.head_dim)
     feedback = layer.feedback_matrix
     return Side(
-        tensor(layer.forward),
-        tensor(layer.partner),
+        wide(layer.forward),
+        wide(layer.partner),
         mean,
         spec,
         None if feedback is None else torch.from_numpy(feedback).to(device),

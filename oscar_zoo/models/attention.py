@@ -31,6 +31,7 @@ from transformers.masking_utils import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.models.latent import Latents, latents_of
 
 if TYPE_CHECKING:
     from oscar_zoo.models.loading import LoadedModel
@@ -43,7 +44,7 @@ EXACT = "oscar_zoo_exact"
 
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor, "Softmax"], Tensor]
 """`(layer_id, query [B, n_q, T, d], key [B, n_kv, T, d], value [B, n_kv, T, dv], softmax) -> output
-[B, n_q, T, dv]`"""
+[B, n_q, T, dv]`; of latents see `latent`"""
 
 SCOPE = "oscar_zoo_scope"
 BLOCKED = {"position_bias": "a position bias"}
@@ -185,8 +186,10 @@ AttentionMaskInterface.register(EXACT, sdpa_mask)
 def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
     """Send every full-attention call of `model` to `fn` while the scope is open. Queries and keys
     arrive after qk-norm and RoPE, keys and values before head repetition, and no mask arrives: `fn`
-    decides which keys each query reads. Batches must not be padded."""
+    decides which keys each query reads. Batches must not be padded. Of models with latents it gets
+    these (`latent`)."""
     wanted, seen = set(model.block.attention_layers), set[int]()
+    latents: Latents | None = None
 
     def routed(
         module: Any,
@@ -205,7 +208,12 @@ def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
                     f"layer {layer_id} of {model.block.id} uses {what}, which is not simulated."
                 )
         seen.add(layer_id)
-        output = fn(layer_id, query, key, value, Softmax.of_call(query, rest))
+        softmax = Softmax.of_call(query, rest)
+        if latents is None:
+            output = fn(layer_id, query, key, value, softmax)
+        else:
+            sums = fn(layer_id, *latents.rows(module, query, key), softmax)
+            output = latents.output(module, sums)
         return output.transpose(1, 2).contiguous(), None
 
     before = model.model.config._attn_implementation
@@ -215,7 +223,8 @@ def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
     ALL_MASK_ATTENTION_FUNCTIONS.register(SCOPE, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     try:
         model.model.set_attn_implementation(SCOPE)
-        yield
+        with latents_of(model.model, model.block) as latents:
+            yield
     finally:
         model.model.set_attn_implementation(before)
         del ALL_ATTENTION_FUNCTIONS[SCOPE]

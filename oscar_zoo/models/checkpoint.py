@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from oscar_zoo.errors import InvalidModel
+from oscar_zoo.errors import InvalidModel, UnsupportedModel
 from oscar_zoo.models.weight_files import (
     INDEX,
     SINGLE,
@@ -274,6 +274,27 @@ def sources(tensor: LazyTensor) -> Iterator[TensorSource]:
 def materialize(tensor: LazyTensor, read: Callable[[Any], Tensor]) -> Tensor:
     """The tensor itself; `read` gives the numbers of a source, on the device where to compute."""
     return _materialize(tensor, read, {})
+
+
+UNMERGED = "calibrate the checkpoint with unquantized, unmerged weights"
+EXACT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def whole_weight(module: Any, name: str) -> Tensor:
+    """The weight of a module, also where it is in its file until its layer runs; `name` is for the
+    message that it is quantized."""
+    weight: Any = module.weight
+    if isinstance(weight, LazyTensor):
+        weight = materialize(weight, lambda stored: stored.read(torch.device("cpu")))
+    elif weight.is_meta:  # kept elsewhere by accelerate
+        weight = module._hf_hook.weights_map["weight"]
+    if weight.dtype not in EXACT:
+        raise UnsupportedModel(
+            f"the {name} is quantized ({str(weight.dtype).removeprefix('torch.')}).",
+            hint=UNMERGED,
+        )
+    found: Tensor = weight.detach()
+    return found
 
 
 def _materialize(

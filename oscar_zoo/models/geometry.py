@@ -58,8 +58,13 @@ def model_block(
     refuse_other_caches(config, text, model_id)
     heads = _required(text, "num_attention_heads", model_id)
     layers = _attention_layers(text, model_id)
-    head_dim, num_kv_heads = _full_shape(text, model_id, heads, layers[0])
-    v_head_dim = getattr(text, "v_head_dim", None) or head_dim
+    rotary_key = number(text, "qk_rope_head_dim") if is_latent(text) else None
+    if rotary_key is None:
+        head_dim, num_kv_heads = _full_shape(text, model_id, heads, layers[0])
+        v_head_dim = getattr(text, "v_head_dim", None) or head_dim
+    else:
+        head_dim = v_head_dim = _required(text, LATENT, model_id)
+        num_kv_heads = 1
     refuse_widths((head_dim, v_head_dim), f"{model_id} ({text.model_type})")
     try:
         return ModelBlock(
@@ -69,10 +74,11 @@ def model_block(
             head_dim=head_dim,
             v_head_dim=v_head_dim,
             attention_layers=layers,
+            rotary_key=rotary_key,
             id=model_id,
             revision=revision if revision and re.fullmatch(r"[0-9a-f]{40}", revision) else None,
             config_sha256=config_sha256,
-            rope=_rope(text, head_dim),
+            rope=_rope(text, head_dim, rotary_key),
             qk_norm=_said_or_known(text, "use_qk_norm", QK_NORM),
             output_gate=_said_or_known(text, "attn_output_gate", OUTPUT_GATE),
             weights=_weights(config, text),
@@ -243,7 +249,7 @@ def _other_kinds(kinds: Sequence[str] | None) -> str:
     return f"its layers are {named}" if named else "every layer has a sliding window"
 
 
-def _rope(text: Any, head_dim: int) -> Rope | None:
+def _rope(text: Any, head_dim: int, rotary_key: int | None) -> Rope | None:
     given = getattr(text, "rope_parameters", None) or {}
     given = given.get(FULL_ATTENTION, given)
     if not given:
@@ -255,7 +261,7 @@ def _rope(text: Any, head_dim: int) -> Rope | None:
         theta=None if theta is None else float(theta),
         scaling=None if kind == "default" else kind,
         factor=None if factor is None else float(factor),
-        rotary_dim=round(head_dim * float(given.get("partial_rotary_factor") or 1.0)),
+        rotary_dim=rotary_key or round(head_dim * float(given.get("partial_rotary_factor") or 1.0)),
         max_position=getattr(text, "max_position_embeddings", None),
     )
 
@@ -291,10 +297,10 @@ OTHER_CACHES = {
         " tokens",
         "choose a model that puts its images among the tokens, such as Qwen3-VL or Gemma 3",
     ),
-    "kv_lora_rank": (
-        "uses multi-head latent attention (MLA); its cache is one latent row per token, and an INT2"
-        " cache needs K and V rows of heads",
-        f"{STOCK}: the latent row is already small",
+    "index_topk": (
+        "picks the rows that it reads with an index; its cache has another row for that, and only"
+        " models that read all rows have an INT2 cache",
+        STOCK,
     ),
     "num_kv_shared_layers": (
         "shares one KV cache between layers; an INT2 cache needs rows of its own for every layer",
@@ -315,6 +321,28 @@ def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
     if found:
         reason, instead = found[0]
         raise UnsupportedModel(f"{model_id} ({kind}) {reason}.", hint=instead)
+
+
+LATENT = "kv_lora_rank"
+"""The key of models with multi-head latent attention: the channels of a latent."""
+
+
+def is_latent(text: Any) -> bool:
+    return number(text, LATENT) > 0
+
+
+def refuse_latents(text: Any, model_id: str) -> None:
+    """Refuse a model with multi-head latent attention where a cache is served."""
+    if not is_latent(text):
+        return
+    rank, rope = number(text, LATENT), number(text, "qk_rope_head_dim")
+    small = rank // 4 + 4 * -(-rank // 128) + 2 * rope
+    raise UnsupportedModel(
+        f"{model_id} ({getattr(text, 'model_type', 'of no type')}) uses multi-head latent attention"
+        f" (MLA): codes of 2 bits would store {small} bytes per token and layer in place of"
+        f" {2 * (rank + rope)}, and serving them is not built.",
+        hint=f"{STOCK}; compute, verify and eval work with it, and docs/mla.md has figures",
+    )
 
 
 def refuse_widths(widths: tuple[int, int], name: str) -> None:

@@ -49,7 +49,7 @@ class Summary(Spec):
         return cls(
             method=manifest.fit.method,
             format_version=manifest.format_version,
-            bits_per_element=manifest.recipe.bits_per_element,
+            bits_per_element=manifest.bits_per_element,
             license=manifest.license.artifact,
             measured=Measured.of(manifest),
         )

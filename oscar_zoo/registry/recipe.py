@@ -148,6 +148,8 @@ def serving_recipe(known: ModelRecipe | None, geometry: Geometry) -> ServingReci
         return known.serving
     largest = largest_group(geometry.head_dims)
     group = DEFAULT_GROUP if largest % DEFAULT_GROUP == 0 else largest
+    if geometry.rotary_key:
+        return ServingRecipe(group_size=group, clip=Clip(k=0, v=0, algorithm="none"))
     return ServingRecipe(group_size=group, clip=Clip(k=0.96, v=0.92))
 
 

@@ -119,7 +119,7 @@ def test_refused(name: str, value: dict[str, Any]) -> None:
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("schema", [None, "oscar-zoo.manifest/3", 1, "oscar-zoo.manifest/1 "])
+@pytest.mark.parametrize("schema", [None, "oscar-zoo.manifest/4", 1, "oscar-zoo.manifest/1 "])
 def test_other_versions_are_refused(schema: object, value: dict[str, Any]) -> None:
     with pytest.raises(MalformedFile) as caught:
         read({**value, "schema": schema})

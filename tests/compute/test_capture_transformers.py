@@ -199,7 +199,7 @@ def test_an_interrupt_leaves_the_model_as_it_was() -> None:
         assert not (module._forward_hooks or module._forward_pre_hooks)
 
 
-MLA = {"kv_lora_rank": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+INDEX = {"index_topk": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ MLA = {"kv_lora_rank": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
     [
         ("Falcon", {"head_dim": None, "alibi": False}, "code of its own"),
         ("Mistral", {"sliding_window": 16}, "sliding window"),
-        ("DeepseekV3", MLA, "MLA"),
+        ("DeepseekV3", INDEX, "with an index"),
     ],
 )
 def test_attention_that_cannot_be_calibrated_is_refused_by_name(

@@ -249,7 +249,7 @@ def case() -> tuple[Moments, dict[str, Rows]]:
     return Moments(geometry, {5: layer}), brute_force(query, key, value, weights)
 
 
-@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("name", sorted(ESTIMATORS.keys() - {"latent-loss/1"}))
 def test_estimators_equal_their_formulas(case: tuple[Moments, dict[str, Rows]], name: str) -> None:
     moments, formulas = case
     per_head, mean = estimate(moments, name, "kv_head")[0], estimate(moments, name)[0]

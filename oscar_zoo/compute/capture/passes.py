@@ -29,9 +29,9 @@ from oscar_zoo.models.memory import free_memory
 Ticks = Callable[[int, int], None]
 """Called with what is done and what there is in all, of tokens here; a layer or a pass counts its
 share of each token."""
-RowSink = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+RowSink = Callable[..., None]
 """`(layer_id, query [n_q, T, d], key [n_kv, T, d], value [n_kv, T, dv], output [n_q, T, dv])` of
-one sequence."""
+one sequence, and the `loss` of latents."""
 LAYERS, ROWS, WEIGHTS = "layers", "rows", "weights"
 """Phases of a position: layer by layer, and the two passes of the whole model."""
 MEMORY_SHARE = 0.6
@@ -98,9 +98,17 @@ class Passes:
                 setattr(layer, name, None if tensor is None else tensor.to(device))
         return layer
 
-    def _add(self, layer: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
+    def _add(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        output: Tensor,
+        loss: Tensor | None = None,
+    ) -> None:
         wanted = output if "outputs" in self._needs else None
-        self._sums(layer, key.device).add(query, key, value, wanted)
+        self._sums(layer, key.device).add(query, key, value, wanted, loss)
 
     def _set_weights(self, layer: int) -> None:
         if "weights" in self._needs:
@@ -166,8 +174,10 @@ class Passes:
         capture = capture and index in self._geometry.attention_layers
         kept: list[tuple[Tensor, Tensor]] = []
 
-        def sink(layer: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-            self._add(layer, query, key, value, output)
+        def sink(
+            layer: int, query: Tensor, key: Tensor, value: Tensor, output: Tensor, **loss: Tensor
+        ) -> None:
+            self._add(layer, query, key, value, output, **loss)
             kept.append((key, value))
 
         self._listen(sink if capture else None)

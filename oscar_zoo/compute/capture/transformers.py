@@ -34,18 +34,18 @@ from oscar_zoo.artifact.specs import Harness, brief
 from oscar_zoo.compute.capture.checkpoint import DATA, STORE, Checkpoint, weights_digest
 from oscar_zoo.compute.capture.passes import Passes, RowSink, Ticks
 from oscar_zoo.compute.data.calibration import CalibrationData
-from oscar_zoo.compute.moments import Moments, Need
+from oscar_zoo.compute.moments import Moments, Need, row_loss
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.products import accumulation
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.models.attention import BLOCKED, exact_attention
-from oscar_zoo.models.checkpoint import LazyTensor, materialize
+from oscar_zoo.models.attention import BLOCKED, Softmax, exact_attention
+from oscar_zoo.models.checkpoint import UNMERGED, whole_weight
 from oscar_zoo.models.geometry import covers_context
+from oscar_zoo.models.latent import Latents, latents_of, readers_of_latents, up_weights
 from oscar_zoo.models.layer_replay import ReplayPlan, plan_replay, remember_plan
 
 NAME = "oscar_zoo_capture"
 """Name of our attention implementation in transformers."""
-_EXACT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def capture(
@@ -65,6 +65,7 @@ def capture(
         return Moments(loaded.block.geometry, {})
     with _tapped(loaded) as tap, torch.inference_mode():
         plan, projections = _learn(tap, data.sequences[0])
+        tap.readers = projections
         saved = keeper = None
         if work is not None:
             info = MomentsInfo(
@@ -99,6 +100,8 @@ class Tap:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.projections: OutputProjections | None = None
+        self.latents: Latents | None = None
+        self.readers: OutputProjections | None = None
         self._sink: RowSink | None = None
         self._calls: Counter[int] = Counter()
 
@@ -119,11 +122,20 @@ class Tap:
         if layer not in self.loaded.block.attention_layers:
             return
         self._calls[layer] += 1
+        if self.latents is not None:
+            query, key, value = self.latents.rows(module, query, key)
         self._refuse(layer, query, key, value, **rest)
         if self.projections is not None:
             self.projections.watch(layer, module)
-        if self._sink is not None:
-            self._sink(layer, query[0], key[0], value[0], output[0].transpose(0, 1))
+        if self._sink is None:
+            return
+        width, more = self.loaded.block.head_dim, {}
+        if self.latents is not None and self.readers is not None:
+            scaling = Softmax.of_call(query, rest).scaling
+            readers = self.readers.of_latents(layer, self.loaded.block)
+            more["loss"] = row_loss(query[0], key[0, 0], scaling, *readers)
+        heads = output[0].transpose(0, 1)
+        self._sink(layer, query[0, ..., :width], key[0, ..., :width], value[0], heads, **more)
 
     def _refuse(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **rest: Any) -> None:
         block = self.loaded.block
@@ -134,7 +146,8 @@ class Tap:
         ):
             reasons.append(f"a sliding window of {window} tokens")
         heads = (query.shape[1], key.shape[1], key.shape[3], value.shape[3])
-        if heads != (block.num_q_heads, block.num_kv_heads, block.head_dim, block.v_head_dim):
+        width = block.head_dim + (block.rotary_key or 0)
+        if heads != (block.num_q_heads, block.num_kv_heads, width, block.v_head_dim):
             what = "query heads, KV heads, head_dim, v_head_dim"
             reasons.append(f"{what} {heads}, unlike its configuration")
         if reasons:
@@ -167,7 +180,7 @@ class OutputProjections:
 
     def __init__(self) -> None:
         self.found: dict[int, nn.Module] = {}
-        self._watched: set[int] = set()
+        self._watched: dict[int, nn.Module] = {}
         self._handles: list[Any] = []
 
     def watch(self, layer_id: int, attention: nn.Module) -> None:
@@ -175,7 +188,7 @@ class OutputProjections:
         counts."""
         if layer_id in self._watched:
             return
-        self._watched.add(layer_id)
+        self._watched[layer_id] = attention
 
         def found(module: nn.Module, args: Any) -> None:
             self.found.setdefault(layer_id, module)
@@ -193,26 +206,29 @@ class OutputProjections:
         self._handles.clear()
 
     def weight(self, layer_id: int, block: ModelBlock) -> Tensor:
-        """`[hidden, num_q_heads * dv]` of a layer that was watched."""
-        module, columns = self.found.get(layer_id), block.num_q_heads * block.v_head_dim
-        weight: Any = None if module is None else module.weight
-        if isinstance(weight, LazyTensor):  # in its file until the layer runs
-            weight = materialize(weight, lambda stored: stored.read(torch.device("cpu")))
-        elif module is not None and weight.is_meta:  # kept elsewhere by accelerate until then
-            weight = module._hf_hook.weights_map["weight"]  # type: ignore[union-attr, index]
-        if weight is None:
-            what = "has no matrix of its own"
-        elif weight.dtype not in _EXACT:
-            what = f"is quantized ({str(weight.dtype).removeprefix('torch.')})"
-        elif weight.ndim != 2 or weight.shape[1] != columns:
+        """`[hidden, num_q_heads * dv]` of a layer that was watched; of latents what reads their
+        sums."""
+        if block.rotary_key is not None:
+            return readers_of_latents(*self.of_latents(layer_id, block))
+        return self._weight(layer_id, block, block.num_q_heads * block.v_head_dim)
+
+    def of_latents(self, layer_id: int, block: ModelBlock) -> tuple[Tensor, Tensor]:
+        """W_UV and W_O; see `latent.readers`."""
+        attention = self._watched[layer_id]
+        values = up_weights(attention, block)[1]
+        out = self._weight(layer_id, block, block.num_q_heads * values.shape[1]).to(values.device)
+        by_head = out.unflatten(1, (block.num_q_heads, -1)).transpose(0, 1)
+        return values.float(), by_head.float()
+
+    def _weight(self, layer_id: int, block: ModelBlock, columns: int) -> Tensor:
+        module, name = self.found.get(layer_id), f"output projection of layer {layer_id}"
+        what = "has no matrix of its own"
+        if module is not None:
+            weight = whole_weight(module, f"{name} of {block.id}")
+            if weight.ndim == 2 and weight.shape[1] == columns:
+                return weight
             what = f"has shape {list(weight.shape)}, not [hidden, {columns}]"
-        else:
-            found: Tensor = weight.detach()
-            return found
-        raise UnsupportedModel(
-            f"the output projection of layer {layer_id} of {block.id} {what}.",
-            hint="calibrate the checkpoint with unquantized, unmerged weights",
-        )
+        raise UnsupportedModel(f"the {name} of {block.id} {what}.", hint=UNMERGED)
 
 
 def output_weights(loaded: LoadedModel, ids: Sequence[int]) -> Callable[[int], Tensor]:
@@ -266,7 +282,8 @@ def _tapped(loaded: LoadedModel) -> Iterator[Tap]:
         # of a model that does not follow, `check_reached` speaks
         transformers_logging.set_verbosity_error()
         loaded.model.set_attn_implementation(NAME)
-        yield tap
+        with latents_of(loaded.model, loaded.block) as tap.latents:
+            yield tap
     finally:
         loaded.model.set_attn_implementation(before)
         transformers_logging.set_verbosity(level)

@@ -10,6 +10,7 @@ Source: OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Qua
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -132,6 +133,13 @@ HADAMARD = Method(
 )
 OSCAR = _oscar("oscar", None, {"rows", "weighted"})
 """What the published code computes: the mean over KV heads of `qqt/1` and of `sst/1`."""
+LATENT = replace(
+    OSCAR,
+    needs=frozenset({"rows"}),
+    estimators=Estimators(k=Estimator(id="kk/1"), v=Estimator(id="kk/1")),
+    fit=partial(rotate, k="kk/1", v="kk/1"),
+)
+"""Of latents, the second moment of the rows themselves, as OSCAR's authors publish it for GLM."""
 OSCAR_EXACT = _oscar("oscar-exact", "exact", {"rows", "outputs"}, v="oo/1")
 """Values target the covariance that the paper defines, V^T S^T S V with the causal softmax scores
 S. The rows of S V are the outputs of the heads, so it streams like any other second moment."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.methods import rotations, tuned, wush
 from oscar_zoo.compute.methods.base import CalibrationRows, Fits, Method, Tick, fit
 from oscar_zoo.compute.moments import Moments
@@ -29,13 +30,29 @@ METHODS = {name: method for name, method in TABLE.items() if method.tune is None
 """Methods that need only moments."""
 TUNED = {name: method for name, method in TABLE.items() if method.tune is not None}
 """Methods that also read rows of the model."""
+LATENTS = {
+    method.name: method
+    for method in (rotations.IDENTITY, rotations.HADAMARD, rotations.LATENT, wush.LATENT)
+}
+"""Methods of models with latents, whose keys and values have one transform."""
 
 
-def find_method(name: str) -> Method:
-    """The method called `name`; raises `UsageError`."""
+def methods_for(geometry: Geometry) -> Mapping[str, Method]:
+    """The methods of a model that need only moments."""
+    return METHODS if geometry.rotary_key is None else LATENTS
+
+
+def find_method(name: str, geometry: Geometry | None = None) -> Method:
+    """The method called `name`, as it is for a model; raises `UsageError`."""
     if name not in TABLE:
         raise UsageError(f"no method is called {name!r}.", hint=f"methods: {', '.join(TABLE)}")
-    return TABLE[name]
+    if geometry is None or geometry.rotary_key is None:
+        return TABLE[name]
+    if name not in LATENTS:
+        message = f"{name} is not for latents (MLA), which are keys and values at once."
+        offered = ", ".join(name for name, one in LATENTS.items() if one.publishable)
+        raise UsageError(message, hint=f"methods: {offered}")
+    return LATENTS[name]
 
 
 def main_method(name: str) -> str:
@@ -45,7 +62,8 @@ def main_method(name: str) -> str:
 
 def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
     """Fit several methods of the same moments; `None` stands for all `possible_methods`."""
-    methods = [*map(find_method, possible_methods(moments) if names is None else names)]
+    wanted = possible_methods(moments) if names is None else names
+    methods = [find_method(name, moments.geometry) for name in wanted]
     for method in methods:
         moments.check(method.needs)
     return _fitted(Fits({}, {}), moments, methods, None, lambda done, total: None)
@@ -75,4 +93,5 @@ def _fitted(
 def possible_methods(moments: Moments) -> tuple[str, ...]:
     """The methods whose sums the moments hold; `Moments.check` tells whether they are complete."""
     met = moments.needs_met()
-    return tuple(name for name, method in METHODS.items() if method.needs <= met)
+    offered = methods_for(moments.geometry)
+    return tuple(name for name, method in offered.items() if method.needs <= met)

@@ -24,6 +24,7 @@ Source: WUSH-KV: KV Cache Quantization with Data-Adaptive Transforms (sections 3
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -44,13 +45,18 @@ from oscar_zoo.compute.methods.base import (
     hadamard_matrix,
 )
 from oscar_zoo.compute.methods.feedback import DAMPING, with_feedback
-from oscar_zoo.compute.moments import Moments, estimate
+from oscar_zoo.compute.moments import LOSS_WINDOWS, Moments, estimate
 from oscar_zoo.errors import ComputeFailed
 
 GAMMA = 1e-2
 """Damping of both matrices: the share of its diagonal that is added (WUSH-KV, default)."""
 PARAMS: Mapping[str, float | int | str | bool] = {"damping": "diagonal", "gamma": GAMMA}
 FEEDBACK: Mapping[str, float | int | str | bool] = {"feedback": "keys", "feedback_damping": DAMPING}
+LOSS: Mapping[str, float | int | str | bool] = {
+    "loss": "latent-loss/1",
+    "sink": LOSS_WINDOWS.sink,
+    "recent": LOSS_WINDOWS.recent,
+}
 BF16_LIMIT = 2e-2
 """Largest error of logits or outputs from matrices in bfloat16; plain bfloat16 rows have 2e-3."""
 
@@ -144,21 +150,36 @@ def fit(moments: Moments, *, gamma: float = GAMMA) -> FittedPair:
         ("v", torch.from_numpy(vv), 2 * torch.from_numpy(wo)),
     )
     for role, gram, hessian in pairs:
-        found = each_layer(
-            lambda both: _fit_layer(*both, gamma), list(zip(gram, hessian, strict=True))
-        )
-        numbers = torch.stack([numbers for _, numbers in found], 1).numpy()
-        forecasts[role] = Forecast(*map(np.asarray, numbers))
-        _check_rounding(role, layer_ids, forecasts[role])
-        layers = tuple(
-            LayerTransform(layer, forward, partner, eigenvalues=values)
-            for layer, ((forward, partner, values), _) in zip(layer_ids, found, strict=True)
-        )
-        sides[role] = RotationSet(
-            3, f"wush_{role}", "kv_head", "wush", False, False, layers, role=role
-        )
+        sides[role], forecasts[role] = _fit_side(role, layer_ids, gram, hessian, gamma)
     targets: dict[StatisticName, Matrix] = {"qq": qq, "kk": kk, "vv": vv, "wo": wo}
     return with_feedback(FittedPair(sides["k"], sides["v"], targets, forecasts))
+
+
+def fit_latents(moments: Moments, *, gamma: float = GAMMA) -> FittedPair:
+    """The same for latents: the transforms of keys, whose loss is that of the row, are those of
+    values, too."""
+    kk, loss = (estimate(moments, name, "kv_head") for name in ("kk/1", "latent-loss/1"))
+    layer_ids, hessian = tuple(sorted(moments.layers)), 2 * moments.geometry.num_q_heads * loss
+    side, forecast = _fit_side(
+        "k", layer_ids, torch.from_numpy(kk), torch.from_numpy(hessian), gamma
+    )
+    pair = with_feedback(FittedPair(side, side, {"qq": loss, "kk": kk}, {"k": forecast}))
+    return replace(pair, v=pair.k)
+
+
+def _fit_side(
+    role: Role, layer_ids: Sequence[int], gram: Tensor, hessian: Tensor, gamma: float
+) -> tuple[RotationSet, Forecast]:
+    found = each_layer(lambda both: _fit_layer(*both, gamma), list(zip(gram, hessian, strict=True)))
+    numbers = torch.stack([numbers for _, numbers in found], 1).numpy()
+    forecast = Forecast(*map(np.asarray, numbers))
+    _check_rounding(role, layer_ids, forecast)
+    layers = tuple(
+        LayerTransform(layer, forward, partner, eigenvalues=values)
+        for layer, ((forward, partner, values), _) in zip(layer_ids, found, strict=True)
+    )
+    side = RotationSet(3, f"wush_{role}", "kv_head", "wush", False, False, layers, role=role)
+    return side, forecast
 
 
 def _fit_layer(gram: Tensor, hessian: Tensor, gamma: float) -> tuple[list[Stored], Tensor]:
@@ -220,4 +241,14 @@ METHOD = Method(
     ),
     fit=fit,
     requires=("per_head", "k_partner", "v_partner", "k_feedback"),
+)
+LATENT = replace(
+    METHOD,
+    needs=frozenset({"rows"}),
+    estimators=Estimators(
+        k=Estimator(id="wush-k/1", params={**PARAMS, **FEEDBACK, **LOSS}),
+        v=Estimator(id="wush-k/1", params={**PARAMS, **FEEDBACK, **LOSS}),
+    ),
+    fit=fit_latents,
+    requires=("per_head", "k_partner", "k_feedback"),
 )

@@ -211,7 +211,8 @@ def measure_fits(
         role: Role, rotations: RotationSet, layer: LayerBench, indices: Sequence[int]
     ) -> list[Side]:
         spec = specs[role]
-        side = cache_side(rotations, layer.layer_id, spec, layer.rows.o_proj.device)
+        beside = (geometry.rotary_key or 0) if role == "k" else 0
+        side = cache_side(rotations, layer.layer_id, spec, layer.rows.o_proj.device, beside)
         clipped = (replace(spec, clip_ratio=ratio_of(at, spec.head_dim)) for at in indices)
         return [replace(side, spec=one) for one in clipped]
 

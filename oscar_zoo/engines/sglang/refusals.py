@@ -16,6 +16,7 @@ from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.errors import OscarZooError, UnsupportedModel, UsageError
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile, check_cache
+from oscar_zoo.models.geometry import refuse_latents
 
 Uses = Callable[[Any], bool]
 STOCK = "without INT2, python -P -m sglang.launch_server --model-path ... --kv-cache-dtype auto"
@@ -61,6 +62,7 @@ def check_config(config: ConfigFile, model_id: str) -> None:
     """Refuse a model by its `config.json`, before SGLang reads it; the part about the language
     model comes first. What `compute` and `eval` refuse is refused here in the same sentence."""
     check_cache(config, model_id)
+    refuse_latents(config.get_text_config(), model_id)
     for part in (config.get_text_config(), config):
         check_rows(part, CONFIG + MISREAD, UnsupportedModel)
     check_rows(config, WHOLE, UnsupportedModel)

@@ -42,7 +42,7 @@ from oscar_zoo.engines.transformers.graph import StepGraph, install
 from oscar_zoo.engines.transformers.layer import NAME, OscarLayer, with_state
 from oscar_zoo.engines.transformers.rows import EXACT, GROWTH, LayerSpec, Rows
 from oscar_zoo.engines.transformers.steps import SPARE, Steps
-from oscar_zoo.models.geometry import model_block
+from oscar_zoo.models.geometry import model_block, refuse_latents
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import targets
 from oscar_zoo.registry.artifacts import Artifact, open_artifact
@@ -237,6 +237,7 @@ def block_of(config: Any) -> ModelBlock:
     """The shape of a model by its configuration, as it is in memory."""
     given = str(getattr(config, "name_or_path", None) or "")
     name = type(config).__name__ if given in ("", "None") else Path(given).name
+    refuse_latents(config.get_text_config(decoder=True), safe_part(name))
     return model_block(config, model_id=safe_part(name), revision=None, config_sha256="0" * 64)
 
 
