@@ -93,10 +93,10 @@ def weights(layer: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 class Absorbed:
     """Attention with absorbed weights. `fn` gets queries `[1, heads, T, rank + rope]` and, as keys
-    and as values, the rows of the cache in bfloat16; it gives the sums of latents."""
+    and as values, the rows of the cache in `dtype`; it gives the sums of latents."""
 
-    def __init__(self, model: Any, fn: AttentionFn) -> None:
-        self.layers, self.fn = model.model.layers, fn
+    def __init__(self, model: Any, fn: AttentionFn, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.layers, self.fn, self.dtype = model.model.layers, fn, dtype
         self.latents: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers):
             norm = layer.self_attn.kv_a_layernorm
@@ -108,7 +108,8 @@ class Absorbed:
     ) -> Tensor:
         up_k, up_v, _ = weights(self.layers[layer_id])
         width = up_k.shape[1]
-        rows = torch.cat([self.latents[layer_id][:, None], key[:, :1, :, width:]], -1).bfloat16()
+        rows = torch.cat([self.latents[layer_id][:, None], key[:, :1, :, width:]], -1)
+        rows = rows.to(self.dtype)
         absorbed = torch.cat([query[..., :width] @ up_k, query[..., width:]], -1)
         return self.fn(layer_id, absorbed, rows, rows, softmax) @ up_v.mT
 
