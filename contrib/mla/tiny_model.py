@@ -38,8 +38,8 @@ def load_teacher() -> Any:
     )
 
 
-def new_model(teacher: Any, seed: int = 0) -> Any:
-    """Random latent attention, and all else from the teacher."""
+def new_model(teacher: Any, seed: int = 0, **changes: Any) -> Any:
+    """Random latent attention, and all else from the teacher; `changes` of its configuration."""
     old = teacher.config
     config = DeepseekV3Config(
         vocab_size=old.vocab_size,
@@ -58,6 +58,7 @@ def new_model(teacher: Any, seed: int = 0) -> Any:
         max_position_embeddings=old.max_position_embeddings,
         tie_word_embeddings=True,
     )
+    config.update(changes)
     torch.manual_seed(seed)
     model = DeepseekV3ForCausalLM(config)
     kept = {name: one for name, one in teacher.state_dict().items() if "self_attn" not in name}

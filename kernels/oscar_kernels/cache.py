@@ -17,6 +17,11 @@ Row 0 and slot 0 are dummies, which the padding of a CUDA graph reads and writes
 
 Record of one slot and KV head, `[K codes | V codes]`, each packed as `spec` says; its affine
 parameters are `[K scale, K offset] * K groups, [V scale, V offset] * V groups` in 16 bits.
+
+With multi-head latent attention (MLA) there is one KV head, whose rows are keys and values at once.
+K is the latent, and in the place of V is the rotary part of the key, without codes (`spec.PLAIN`)
+and not transformed. A query reads both parts as a key, and the latent alone as a value. Only the
+definitions in `reference` know such rows, and no kernel does.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from oscar_kernels.spec import QuantSpec, code_bytes
+from oscar_kernels.spec import PLAIN, QuantSpec, code_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +68,21 @@ class LayerCache:
     def num_kv_heads(self) -> int:
         """Local KV heads."""
         return int(self.codes.shape[1])
+
+    @property
+    def latent(self) -> bool:
+        """Whether rows are latents (MLA)."""
+        return self.v_spec.bits == PLAIN
+
+    @property
+    def query_dim(self) -> int:
+        """Channels of a query head."""
+        return self.k_spec.head_dim + (self.v_spec.head_dim if self.latent else 0)
+
+    @property
+    def out_dim(self) -> int:
+        """Channels of the output of a query head."""
+        return (self.k_spec if self.latent else self.v_spec).head_dim
 
     @property
     def ring_rows(self) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels import _triton
-from oscar_kernels.spec import BITS, MIN_RANGE, QuantSpec
+from oscar_kernels.spec import BITS, MIN_RANGE, PLAIN, QuantSpec
 
 SCALE_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -164,7 +164,10 @@ def unpack(packed: Tensor, bits: int = BITS) -> Tensor:
 
 def quantize(x: Tensor, spec: QuantSpec, feedback: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows to storage: `packed` `[..., code_bytes]` uint8, `affine` `[..., num_groups, 2]`. See
-    `quantize_codes`."""
+    `quantize_codes`. A row without codes is the bytes of its channels in bfloat16."""
+    if spec.bits == PLAIN:
+        empty = x.new_empty((*x.shape[:-1], 0, 2), dtype=SCALE_DTYPES[spec.scale_dtype])
+        return x.bfloat16().contiguous().view(torch.uint8), empty
     if feedback is not None and x.is_cuda and _triton.missing(x.device) is None:
         from oscar_kernels.kv_write.launcher import quantize_rows
 
@@ -176,6 +179,8 @@ def quantize(x: Tensor, spec: QuantSpec, feedback: Tensor | None = None) -> tupl
 
 def dequantize(packed: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
     """Storage to rows, `[..., head_dim]` float32."""
+    if spec.bits == PLAIN:
+        return packed.contiguous().view(torch.bfloat16).float()
     return dequantize_codes(unpack(packed, spec.bits), affine, spec)
 
 

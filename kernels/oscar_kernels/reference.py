@@ -46,7 +46,8 @@ def write_kv_int2(
 ) -> Tensor | None:
     """Transform new tokens and write their INT2 slots, ring rows and sink rows.
 
-    `k' = (k - k_mean) @ k_forward`, `v' = v @ v_forward`, `q' = q @ q_partner`, all in float32.
+    `k' = (k - k_mean) @ k_forward`, `v' = v @ v_forward`, `q' = q @ q_partner`, all in float32; of
+    latents, the rotary part of keys and queries stays as it is.
     Slots get the codes of `quantizer`; ring and sinks get `k'` and `v'` themselves. If several
     tokens name the same place, it is not defined which one is stored.
 
@@ -66,7 +67,7 @@ def write_kv_int2(
         `q'`, or `None` without a query.
     """
     k_rows = transform_rows(key, transforms.k_forward, transforms.k_mean)
-    v_rows = transform_rows(value, transforms.v_forward)
+    v_rows = value.float() if cache.latent else transform_rows(value, transforms.v_forward)
     if parts != "windows":
         _write_slots(k_rows, v_rows, cache, targets, transforms.k_feedback)
     if parts != "slots":
@@ -77,7 +78,10 @@ def write_kv_int2(
     if query is None:
         return None
     out = torch.empty_like(query) if query_out is None else query_out
-    return out.copy_(transform_rows(query, transforms.q_partner))
+    width = cache.k_spec.head_dim
+    out[..., :width] = transform_rows(query[..., :width], transforms.q_partner)
+    out[..., width:] = query[..., width:]
+    return out
 
 
 def transform_rows(x: Tensor, matrix: Tensor, mean: Tensor | None = None) -> Tensor:
@@ -182,7 +186,7 @@ def stored_rows(cache: LayerCache, slots: Tensor) -> tuple[Tensor, Tensor]:
     chosen = (x.index_select(0, slots).transpose(0, 1) for x in (cache.codes, cache.affine))
     pairs = (x.tensor_split([at], -1) for x, at in zip(chosen, bounds, strict=True))
     keys, values = (  # by head, as products want them
-        quantizer.dequantize(codes.contiguous(), affine.unflatten(-1, (-1, 2)), spec)
+        quantizer.dequantize(codes.contiguous(), affine.unflatten(-1, (spec.num_groups, 2)), spec)
         for codes, affine, spec in zip(*pairs, (cache.k_spec, cache.v_spec), strict=True)
     )
     return keys.transpose(0, 1), values.transpose(0, 1)
@@ -225,14 +229,15 @@ def decode_attention(
     Returns:
         `[B, Hq, Dv]` or `[B * n, Hq, Dv]` in the dtype of the query, or `out`.
     """
-    result = query.new_zeros(*query.shape[:2], cache.v_spec.head_dim)
+    result = query.new_zeros(*query.shape[:2], cache.out_dim)
     count = 1 if drafts is None else drafts.count
     for request in range(query.shape[0] // count):
         own = slice(request * count, (request + 1) * count)
         q = query[own].unflatten(1, (cache.num_kv_heads, -1)).permute(1, 2, 0, 3)
         sums = q.new_full((*q.shape[:3], 1), -torch.inf)
         merged = torch.zeros_like(sums)
-        for keys, values, seen in _blocks(cache, batch, request, drafts):
+        for *parts, seen in _blocks(cache, batch, request, drafts):
+            keys, values = as_read(cache, *parts)
             logits = (q.flatten(1, 2) @ keys.to(q.dtype).mT).unflatten(1, q.shape[1:3]) * sm_scale
             if logit_cap:
                 logits = logit_cap * torch.tanh(logits / logit_cap)
@@ -312,18 +317,24 @@ def extend_attention(
         Outputs `[T, Hq, Dv]` in the dtype of the query, and the natural logarithm of the sum of
         exponentiated logits `[T, Hq]`. Tokens from `qo_indptr[B]` on get zeros and -inf.
     """
-    result = query.new_zeros(*query.shape[:2], cache.v_spec.head_dim)
+    result = query.new_zeros(*query.shape[:2], cache.out_dim)
     sums = torch.full(query.shape[:2], -torch.inf, dtype=query.dtype, device=query.device)
     for request, (first, last) in enumerate(pairwise(qo_indptr.tolist())):
         keys, values = cached_rows(cache, batch, request, query.dtype)
         new = slice(first, last)
         keys = torch.cat([keys, key[new].to(query.dtype)])
         values = torch.cat([values, value[new].to(query.dtype)])
-        result[new], sums[new] = attend(query[new], keys, values, sm_scale, logit_cap)
+        both = as_read(cache, keys, values)
+        result[new], sums[new] = attend(query[new], *both, sm_scale, logit_cap)
     result = apply_o_partner(result, o_partner)
     return (result if out is None else out.copy_(result)), (
         sums if lse is None else lse.copy_(sums)
     )
+
+
+def as_read(cache: LayerCache, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values, from the two parts of rows."""
+    return (torch.cat([first, second], -1), first) if cache.latent else (first, second)
 
 
 def attend(

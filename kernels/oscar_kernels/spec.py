@@ -25,6 +25,8 @@ LEVELS = 1 << BITS
 """Of the codes that a row has unless its `QuantSpec` says otherwise."""
 WIDTHS = (2, 4)
 """Bits that the codes of a row may have."""
+PLAIN = 16
+"""Bits of a channel that has no code, but is stored in bfloat16: the rotary key beside a latent."""
 QUANTIZER = "asym-minmax-u2/1"
 MIXED_QUANTIZER = "asym-minmax-u24/1"
 CLIP_ALGORITHM = "absrank-floor/1"
@@ -75,7 +77,7 @@ class QuantSpec:
             `min(floor(clip_ratio * head_dim), head_dim - 1)` of the sorted absolute values is the
             largest magnitude kept.
         scale_dtype: `float16`, `bfloat16` or `float32`: storage type of scale and offset.
-        bits: of a code, 2 or 4.
+        bits: of a code, 2 or 4; `PLAIN` for a row without codes, which has no groups.
     """
 
     head_dim: int
@@ -91,6 +93,8 @@ class QuantSpec:
             raise ValueError(
                 f"group_size {self.group_size} does not divide head_dim {self.head_dim}"
             )
+        if self.bits == PLAIN:
+            return
         if self.num_groups not in GROUPS:
             raise ValueError(f"{self.num_groups} groups per row; 1, 2 or 4 are supported")
         if self.bits not in WIDTHS:
@@ -110,7 +114,7 @@ class QuantSpec:
     @property
     def num_groups(self) -> int:
         """Groups per row."""
-        return self.head_dim // self.group_size
+        return 0 if self.bits == PLAIN else self.head_dim // self.group_size
 
     @property
     def clip_index(self) -> int | None:

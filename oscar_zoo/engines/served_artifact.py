@@ -39,7 +39,7 @@ _File: TypeAlias = tuple[RotationSet, FileDigest]
 
 @dataclass(frozen=True)
 class ServedArtifact:
-    k: RotationSet  # both: rotations of keys and of values
+    k: RotationSet  # both: rotations of keys and of values; the same object for latents
     v: RotationSet
     digest: str  # artifact digest, `sha256:<hex>`
     manifest: Manifest | None  # the `oscar.json` beside the files, or `None`
@@ -56,6 +56,11 @@ class ServedArtifact:
         if self.copy_digest is None:
             return self.digest
         return f"{self.digest}, read from a verified copy ({self.copy_digest})"
+
+    @property
+    def latent(self) -> bool:
+        """Whether it is for latents (MLA), which are keys and values at once."""
+        return self.v is self.k
 
     @property
     def num_kv_heads(self) -> int | None:
@@ -78,8 +83,21 @@ class ServedArtifact:
         return ()
 
     def check_geometry(
-        self, *, layer_ids: tuple[int, ...], num_kv_heads: int, head_dim: int, v_head_dim: int
+        self,
+        *,
+        layer_ids: tuple[int, ...],
+        num_kv_heads: int,
+        head_dim: int,
+        v_head_dim: int,
+        latent: bool = False,
     ) -> None:
+        kinds = {False: "keys and values of heads", True: "latents (MLA)"}
+        if self.latent != latent:
+            raise GeometryMismatch(
+                f"the artifact {self.where} is for {kinds[self.latent]}, and this model caches"
+                f" {kinds[latent]}.",
+                hint="use the artifact of this model: oscar-zoo list",
+            )
         seen: dict[str, tuple[Any, Any]] = {
             "layers with full attention": (len(self.k.layers), len(layer_ids)),
             "KV heads": (self.k.num_kv_heads or num_kv_heads, num_kv_heads),
@@ -209,7 +227,10 @@ def _from_store(name: str) -> ServedArtifact:
     )
 
 
-def _rotation_names(manifest: Manifest, where: str) -> tuple[str, str]:
+def _rotation_names(manifest: Manifest, where: str) -> tuple[str, ...]:
+    latents = manifest.file("latent_rotation")
+    if manifest.kind == "mla_latent" and latents is not None:
+        return (latents.path,)
     k, v = manifest.file("k_rotation"), manifest.file("v_rotation")
     if k is None or v is None:
         raise UsageError(f"{where} holds a {manifest.kind}, which has no rotation pair.")
@@ -217,15 +238,19 @@ def _rotation_names(manifest: Manifest, where: str) -> tuple[str, str]:
 
 
 def _with_manifest(manifest: Manifest, files: Mapping[str, bytes], where: str) -> ServedArtifact:
-    k, v = (_parse(name, files[name]) for name in _rotation_names(manifest, where))
+    read = [_parse(name, files[name]) for name in _rotation_names(manifest, where)]
     listed = {entry.path: entry.sha256 for entry in manifest.files}
-    for _, entry in (k, v):
+    for _, entry in read:
         want = listed[entry.path]
         if want is not None and want != entry.sha256:
             raise DigestMismatchError.for_content(
                 f"{where}/{entry.path}", want=want, got=entry.sha256
             )
-    return _pair(k, v, manifest, where)
+    if len(read) == 2:
+        return _pair(read[0], read[1], manifest, where)
+    ((latents, entry),) = read
+    digest = manifest.digest or artifact_digest((entry,))
+    return ServedArtifact(latents, latents, digest, manifest, where, {"k": entry.path})
 
 
 def _without_manifest(files: Sequence[_File], where: str) -> ServedArtifact:

@@ -138,14 +138,15 @@ class Int2Cache:
     ) -> Tensor:
         """Cache the new tokens of one layer, and attend to everything they may see: `q`, `k` and
         `v` are `[tokens, heads * head_dim]`, of the local heads, after RoPE, and are not modified.
-        Tokens beyond those of the batch are padding. `sinks` `[num_q_heads]` are learned. The
-        result is `[tokens, num_q_heads * v_head_dim]` in the basis of the model and the dtype of
-        `q`, with zeros for padding."""
+        Tokens beyond those of the batch are padding. `sinks` `[num_q_heads]` are learned. With
+        latents `k` is the latent, `v` the rotary part of its key, and `q` has both. The result is
+        `[tokens, num_q_heads * v_head_dim]` in the basis of the model and the dtype of `q`, with
+        zeros for padding; of latents it is their sums."""
         batch, shape = self.batch, self.windows.shape
         if batch is None:
             raise RuntimeError("a forward pass without metadata")
         tokens, total, index = len(q), batch.num_tokens, self.index[layer_id]
-        q = q.view(-1, self.config.num_q_heads, shape.k_head_dim)[:total]
+        q = q.view(-1, self.config.num_q_heads, self.caches[index].query_dim)[:total]
         k = k.view(-1, shape.num_kv_heads, shape.k_head_dim)[:total]
         v = v.view(-1, shape.num_kv_heads, shape.v_head_dim)[:total]
         softmax = self.config.softmax
@@ -155,7 +156,7 @@ class Int2Cache:
             out = self._extend(index, q, k, v, batch, softmax)
         else:  # Write the new tokens or drafts, then read them with the rest.
             cache, transforms, windows = self.caches[index], self.transforms[index], self._state
-            query, out = self._rows_like(q), q.new_empty(*q.shape[:2], shape.v_head_dim)
+            query, out = self._rows_like(q), q.new_empty(*q.shape[:2], cache.out_dim)
             if batch.sinks is not None:
                 windows = replace(windows, sink_block=batch.sinks)
             # In front of the write: the attention starts before the kernel in front has ended.

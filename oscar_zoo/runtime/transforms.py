@@ -56,11 +56,11 @@ class TransformTable:
     ) -> TransformTable:
         """Slice the artifact for one worker and check every pair. `layer_ids` and `kv_heads` are
         the global ids of its full-attention layers, in the order of the table, and of its KV heads,
-        along which tensor parallelism cuts per-head tensors."""
-        keys, values = (
-            _side(side, name, layer_ids, kv_heads, device) for side, name in ((k, "K"), (v, "V"))
-        )
-        if any(mean is not None for _, _, mean, _ in values):
+        along which tensor parallelism cuts per-head tensors. Latents, keys and values at once, have
+        the same set for both."""
+        keys = _side(k, "K", layer_ids, kv_heads, device)
+        values = keys if v is k else _side(v, "V", layer_ids, kv_heads, device)
+        if any(mean is not None for _, _, mean, _ in values) or (k is v and k.centered):
             raise ValueError(
                 "values with a mean are not served: the weights of a softmax add up to 1 only over"
                 " all tiers"
@@ -77,7 +77,7 @@ class TransformTable:
 
 def transform_bytes(k: RotationSet, v: RotationSet, num_layers: int, num_kv_heads: int) -> int:
     total = 0
-    for side in (k, v):
+    for side in (k,) if v is k else (k, v):
         d, heads = side.head_dim, 1 if side.grouping == "layer" else num_kv_heads
         per_head = d * d * (1 if side.orthogonal else 2) + (d if side.centered else 0)
         total += 4 * num_layers * heads * per_head

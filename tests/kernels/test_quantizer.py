@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oscar_kernels import quantizer
 from oscar_kernels.kv_write.launcher import quantize_rows
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import PLAIN, QuantSpec, code_bytes, row_bytes
 
 SPECS = [
     QuantSpec(16, 16),
@@ -148,6 +148,14 @@ def test_channels_may_be_permuted_when_a_row_is_one_group() -> None:
     assert not torch.equal(
         quantizer.fake_quantize(x[:, order], groups), quantizer.fake_quantize(x, groups)[:, order]
     )
+
+
+def test_a_row_without_codes_is_stored_in_bfloat16() -> None:
+    rows, spec = torch.randn(3, 2, 32), QuantSpec(32, 32, bits=PLAIN)
+    packed, affine = quantizer.quantize(rows, spec)
+    assert packed.shape == (3, 2, code_bytes(spec)) and affine.numel() == spec.num_groups == 0
+    assert row_bytes(spec) == code_bytes(spec) == 64
+    assert torch.equal(quantizer.dequantize(packed, affine, spec), rows.bfloat16().float())
 
 
 def test_rows_are_independent_and_any_shape_or_stride_is_taken() -> None:

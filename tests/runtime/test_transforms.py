@@ -48,6 +48,16 @@ def test_a_worker_gets_its_own_layers_and_heads() -> None:
             assert torch.equal(getattr(own, name), getattr(all_heads, name)[1:]), name
 
 
+def test_latents_have_one_copy_of_what_keys_and_values_share() -> None:
+    keys, latent = (general_set(side, 2, 1, 64, seed=0) for side in "kv")
+    table = TransformTable.build(latent, latent, (0, 1), kv_heads=range(1), device="cpu")
+    for layer in table.layers:
+        assert layer.k_forward is layer.v_forward and layer.q_partner is layer.o_partner
+    assert table.nbytes == transform_bytes(latent, latent, 2, 1) == 2 * 2 * 64 * 64 * 4
+    with pytest.raises(ValueError, match="values with a mean"):
+        TransformTable.build(keys, keys, (0, 1), kv_heads=range(1), device="cpu")
+
+
 def per_head(version: int, heads: int) -> list[RotationSet]:
     """Both sides with a matrix per KV head: orthogonal ones (format 2) or general pairs (format
     3)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
-from oscar_zoo.models.attention import Softmax, attention_scope
+from oscar_zoo.models.attention import AttentionFn, Softmax, attention_scope
 from oscar_zoo.models.loading import LoadedModel, load_model
 
 TIE = 0.03
@@ -121,13 +122,17 @@ class ReferenceServer:
             mask = torch.arange(end) <= torch.arange(start, end)[:, None]
             return layer.attend(query, k, v, mask, softmax)
 
-        with torch.no_grad(), attention_scope(self.model, attention):
+        with torch.no_grad(), self.scope(attention):
             ids = torch.tensor([served.ids[start:end]])
             logits = self.model.model(
                 ids, position_ids=torch.arange(start, end)[None], use_cache=False
             ).logits
         best = logits[0, -1].topk(2)
         return int(best.indices[0]), float(best.values[0] - best.values[1])
+
+    def scope(self, attention: AttentionFn) -> AbstractContextManager[None]:
+        """While it is open, attention of the model is computed by `attention`."""
+        return attention_scope(self.model, attention)
 
     def _tier(self, served: Served, start: int, end: int, *, decode: bool) -> Tensor:
         """`[end]`: 1 where a query of this step reads INT2, 0 where it reads the window or its own

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oscar_zoo.engines.setting_flags import BACKEND
 from oscar_zoo.engines.sglang import refusals, worker
-from oscar_zoo.engines.sglang.compat import geometry, server_arguments
+from oscar_zoo.engines.sglang.compat import backends, geometry, server_arguments
 from oscar_zoo.engines.sglang.compat.forward_batch import step_input
 from oscar_zoo.engines.sglang.pool import Int2TokenPool
 from oscar_zoo.errors import ServerFailed, UnsupportedModel
@@ -74,6 +75,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
                 "this model caps its logits, and an artifact with centred keys shifts them.",
                 hint="compute an artifact without centred keys: oscar-zoo compute MODEL",
             )
+        self.latent = geometry.is_latent(runner.model_config)
+        if self.latent:
+            backends.hand_over_latents(BACKEND)
         self.pool = pool
         # Models and SGLang's forward context read these two names from any backend.
         self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, rows
@@ -152,6 +156,8 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         q = q.reshape(-1, layer.tp_q_head_num * layer.qk_head_dim)
         k = k.reshape(-1, layer.tp_k_head_num * layer.qk_head_dim)
         v = v.reshape(-1, layer.tp_v_head_num * layer.v_head_dim)
+        if self.latent:  # a value is the first part of its key
+            k, v = k.tensor_split([layer.v_head_dim], -1)
         return self.cache.forward(layer.layer_id, q, k, v, sinks)
 
     forward_extend = forward_decode

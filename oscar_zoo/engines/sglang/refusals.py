@@ -39,6 +39,8 @@ SALTED = (0, 5, 21)
 """From here on SGLang names a page by more than its tokens."""
 TEXT_ONLY = ("gemma3", "gemma4", "gemma4_unified")
 """Model types with images that are served with text alone."""
+LATENT_TYPES = ("deepseek_v2", "deepseek_v3")
+"""Model types whose latents (MLA) are served."""
 OWN_CODE = ("mimo_v2", "mimo_v2_flash")
 """Model types that SGLang reads with the configuration class of the checkpoint alone, or that it
 reads wrongly with the class of transformers."""
@@ -112,6 +114,16 @@ def check_layers(config: Any, others: str | None) -> None:
             "a tree of drafts does not work with an INT2 KV cache of this model, because"
             f" {NO_TREES[others]}.",
             hint=f"use a chain: {flag}=1",
+        )
+
+
+def check_latents(config: Any, others: str | None) -> None:
+    """Refuse what nobody has tried with a cache of latents. `others`: as for `check_layers`."""
+    check_rows(config, LATENTS, UnsupportedModel)
+    if others is not None:
+        raise UnsupportedModel(
+            f"an INT2 KV cache of latents (MLA) does not go with layers that keep {others}.",
+            hint=f"instead: {STOCK}",
         )
 
 
@@ -438,11 +450,16 @@ CHUNKS = (
     " cache in its Triton backend",
 )
 INDEX = ("sparse attention with an index", "its backend replaces the one that reads these slots")
+INDEXED = ("indexer_n_heads", "index_topk")
+"""Keys of a configuration that say so."""
 MODEL = (
     Refusal(
-        "MLA",
-        "it caches one latent vector, not keys and values",
-        lambda model: _get(model, "attention_arch.name") == "MLA",
+        "MLA in a model other than DeepSeek V2 and V3",
+        "nobody has tried whether its attention hands over latents in the same way",
+        lambda model: (
+            _get(model, "attention_arch.name") == "MLA"
+            and _get(model, "hf_text_config.model_type") not in LATENT_TYPES
+        ),
     ),
     Refusal(
         "KV shared between layers",
@@ -463,11 +480,39 @@ MODEL = (
         _is_set("is_encoder_decoder"),
     ),
     Refusal(*CHUNKS, _chunked_model),
-    Refusal(*INDEX, _other_than("hf_text_config.indexer_n_heads")),
+    Refusal(
+        *INDEX,
+        lambda model: any(_is_set(f"hf_text_config.{name}")(model) for name in INDEXED),
+    ),
 )
 """Rows over SGLang's configuration of the model."""
 
-CONFIG = (Refusal(*CHUNKS, _chunked_config), Refusal(*INDEX, _is_set("indexer_n_heads")))
+LATENTS = (
+    Refusal(
+        "MLA on a GPU",
+        "no kernel reads its latents yet, and the plain executor is for CPUs",
+        _other_than("device", "cpu"),
+    ),
+    Refusal(
+        "MLA on several GPUs or workers",
+        "nobody has tried it",
+        lambda config: any(_number(config, f"{kind}_size") > 1 for kind in ("tp", "dp", "pp")),
+        "one worker",
+    ),
+    Refusal("MLA with drafts", "nobody has tried it", _is_set("speculative_algorithm")),
+    Refusal(
+        "MLA with --enable-hierarchical-cache",
+        "nobody has tried to bring its latents back",
+        _is_set("enable_hierarchical_cache"),
+        "leave it out",
+    ),
+)
+"""Rows over the resolved server arguments of a model that caches latents."""
+
+CONFIG = (
+    Refusal(*CHUNKS, _chunked_config),
+    Refusal(*INDEX, lambda config: any(_is_set(name)(config) for name in INDEXED)),
+)
 """Rows over a `config.json`, and over its part about the language model."""
 
 MISREAD = (

@@ -18,7 +18,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from oscar_kernels.spec import CLIP_ALGORITHM, MIXED_QUANTIZER, QUANTIZER, QuantSpec, group_channels
+from oscar_kernels.spec import (
+    CLIP_ALGORITHM,
+    MIXED_QUANTIZER,
+    PLAIN,
+    QUANTIZER,
+    QuantSpec,
+    group_channels,
+)
 from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.sglang import compiling, refusals
@@ -132,13 +139,17 @@ def check_model(model_config: Any, args: Any = None) -> None:
     if args is not None:
         others = geometry.other_layers(model_config)
         refusals.check_layers(args, others)
+        if geometry.is_latent(model_config):
+            refusals.check_latents(server_arguments.resolved(args), others)
         if others == "windows" and refusals.has_draft_model(args):
             forward_batch.draft_model(args, args)
+    latent, dims = geometry.is_latent(model_config), geometry.row_dims(model_config)
     served()[1].check_geometry(
         layer_ids=geometry.full_layers(model_config),
-        num_kv_heads=model_config.get_total_num_kv_heads(),
-        head_dim=model_config.head_dim,
-        v_head_dim=model_config.v_head_dim,
+        num_kv_heads=geometry.kv_heads(model_config),
+        head_dim=dims[0],
+        v_head_dim=dims[0] if latent else dims[1],
+        latent=latent,
     )
 
 
@@ -188,7 +199,7 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
 
 def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
     chosen = served()[0]
-    dims = model_config.head_dim, model_config.v_head_dim
+    dims, latent = geometry.row_dims(model_config), geometry.is_latent(model_config)
     size = chosen.group_size or max(dims)
     layers = geometry.full_layers(model_config)
     chosen.check_layers(len(layers))
@@ -197,9 +208,17 @@ def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
         bits, clip = chosen.code(role, index)
         return QuantSpec(dim, group_channels(dim, size), clip, bits=bits)
 
-    check_groups(dims, size, "this model", option="--oscar-group-size={}")
+    sides = [[chosen.code(role, i) for i in range(len(layers))] for role in ("k", "v")]
+    if latent and sides[0] != sides[1]:
+        raise UsageError(
+            "latents are keys and values at once, with the same codes for both.",
+            hint="give both sides the same bits and the same clip ratio",
+        )
+    coded = (dims[0], dims[0]) if latent else dims
+    check_groups(coded, size, "this model", option="--oscar-group-size={}")
+    rotary = QuantSpec(dims[1], dims[1], bits=PLAIN)
     return {
-        layer: (spec("k", dims[0], index), spec("v", dims[1], index))
+        layer: (spec("k", dims[0], index), rotary if latent else spec("v", dims[1], index))
         for index, layer in enumerate(layers)
     }
 
@@ -212,12 +231,13 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
             f"{drafts} draft tokens do not fit into a window of {chosen.recent} tokens.",
             hint=f"--oscar-recent-size {drafts}, or fewer --speculative-num-draft-tokens",
         )
+    k_head_dim, v_head_dim = geometry.row_dims(model)
     shape = WindowShape(
         num_layers=len(geometry.worker_layers(configurator)),
         num_rows=num_rows,
         num_kv_heads=len(geometry.local_kv_heads(model)),
-        k_head_dim=model.head_dim,
-        v_head_dim=model.v_head_dim,
+        k_head_dim=k_head_dim,
+        v_head_dim=v_head_dim,
         sink=chosen.sink,
         recent=chosen.recent,
         dtype=configurator.model_dtype,

@@ -87,8 +87,12 @@ DISK_CASES: dict[str, dict[str, Any]] = {
     "--oscar-disk-cache on several GPUs": {**HOST, "tp_size": 2},
     "--oscar-disk-cache with --enable-lora": {**HOST, "lora_paths": ["a=b"]},
 }
+MLA = "MLA in a model other than DeepSeek V2 and V3"
 MODEL_CASES = {
-    "MLA": {"attention_arch": SimpleNamespace(name="MLA")},
+    MLA: {
+        "attention_arch": SimpleNamespace(name="MLA"),
+        "hf_text_config": SimpleNamespace(model_type="minicpm3"),
+    },
     "KV shared between layers": {"hf_text_config": SimpleNamespace(num_kv_shared_layers=2)},
     "--enable-multimodal with Gemma": {
         "is_multimodal": True,
@@ -97,6 +101,12 @@ MODEL_CASES = {
     "an encoder-decoder model": {"is_encoder_decoder": True},
     "chunked local attention": {"attention_chunk_size": 8192},
     "sparse attention with an index": {"hf_text_config": SimpleNamespace(indexer_n_heads=4)},
+}
+LATENT_CASES = {
+    "MLA on a GPU": {"device": "cuda"},
+    "MLA on several GPUs or workers": {"dp_size": 2},
+    "MLA with drafts": {"speculative_algorithm": "NGRAM"},
+    "MLA with --enable-hierarchical-cache": {"enable_hierarchical_cache": True},
 }
 LAYER_CASES = {
     "sliding_window_size": {"sliding_window_size": 127},
@@ -126,11 +136,14 @@ QWEN3 = {
     "torch_dtype": "bfloat16",
 }
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-DEEPSEEK = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
-MODELS = {"": QWEN3, "MLA": {**QWEN3, **DEEPSEEK, **dict.fromkeys(LATENT, 16)}}
+GLM = {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
+MODELS = {"": QWEN3, MLA: {**QWEN3, **GLM, **dict.fromkeys(LATENT, 16)}}
 SLIDING_CASES = {
     "a layer that has no sliding window, although config.json says so,": {"sliding_window_size": -1}
 }
+
+
+ON_CPU = {"device": "cpu", "tp_size": 1, "dp_size": 1, "pp_size": 1}
 
 
 def server(config: Any) -> None:
@@ -145,6 +158,7 @@ TABLES: tuple[tuple[Any, dict[str, Any], Any, dict[str, Any]], ...] = (
     ((*refusals.SERVER, refusals.STORAGE), SERVER_CASES, server, NORMAL),
     (refusals.ON_DISK[:-1], DISK_CASES, on_disk, NORMAL),
     (refusals.MODEL, MODEL_CASES, refusals.check_model, {}),
+    (refusals.LATENTS, LATENT_CASES, lambda args: refusals.check_latents(args, None), ON_CPU),
     (refusals.LAYER, LAYER_CASES, lambda layer: refusals.check_attention([layer]), {}),
     (refusals.SLIDING, SLIDING_CASES, lambda layer: refusals.check_sliding_layers([layer]), {}),
 )
@@ -278,7 +292,7 @@ def test_what_sglang_makes_of_it_is_refused_by_name(
 def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> None:
     """There are none to load: the folder holds nothing but the configuration."""
     rotations = write_folder(tmp_path / "rotations", artifact_files())
-    model = model_folder(tmp_path / "model", MODELS["MLA"])
+    model = model_folder(tmp_path / "model", MODELS[MLA])
     flags = {
         "model-path": model,
         "kv-cache-dtype": "int2",
@@ -289,7 +303,14 @@ def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> Non
     command += [f"--{name}={value}" for name, value in flags.items()]
     done = forked(command, environment(SGLANG_PLUGINS="oscar"), tmp_path)
     assert done.code == 1 and "Traceback" not in done.err
-    assert "\nerror: MLA does not work with an INT2 KV cache: " in done.err
+    assert f"\nerror: {MLA} does not work with an INT2 KV cache: " in done.err
+
+
+@pytest.mark.parametrize("others", ["states", "windows"])
+def test_latents_are_alone_in_a_model(others: str) -> None:
+    refusals.check_latents(SimpleNamespace(**ON_CPU), None)
+    with pytest.raises(UnsupportedModel, match=others):
+        refusals.check_latents(SimpleNamespace(**ON_CPU), others)
 
 
 @pytest.mark.parametrize("others", ["states", "windows"])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import latents
 import pytest
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, rotation, write_folder
 
@@ -46,6 +47,24 @@ def test_a_folder_without_a_manifest_has_the_digest_of_its_two_files_and_no_reci
     assert loaded.recipe is None and loaded.manifest is None
     same = load(ArtifactSource(files=(str(folder / K_NAME), str(folder / V_NAME))), loaded.digest)
     assert same.digest == loaded.digest
+
+
+def test_latents_have_one_file_for_keys_and_values(tmp_path: Path) -> None:
+    folder = latents.write_artifact(tmp_path / "a", carried=False)
+    loaded = load(ArtifactSource(folder=str(folder)))
+    assert loaded.latent and loaded.v is loaded.k and loaded.names == {"k": latents.NAME}
+    model: dict[str, Any] = {
+        "layer_ids": tuple(range(latents.LAYERS)),
+        "num_kv_heads": 1,
+        "head_dim": latents.RANK,
+        "v_head_dim": latents.RANK,
+    }
+    loaded.check_geometry(**model, latent=True)
+    with pytest.raises(GeometryMismatch, match="caches keys and values of heads"):
+        loaded.check_geometry(**model)
+    (folder / latents.NAME).write_bytes(payload()[K_NAME])
+    with pytest.raises(DigestMismatchError, match=latents.NAME):
+        load(ArtifactSource(folder=str(folder)))
 
 
 def test_a_folder_of_several_artifacts_gives_that_of_the_model(tmp_path: Path) -> None:

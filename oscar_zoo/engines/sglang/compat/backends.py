@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,24 +28,20 @@ def wrap(original: Callable[..., Any], runner: Any, backend: Any) -> Any:
 
     if releases.BACKEND_NAMES.here(attention_backend_setup):
         names = ("prefill_attention_backend_str", "decode_attention_backend_str")
-        with _shown(runner, **dict.fromkeys(names, STAND_IN)):
+        with geometry.replaced(runner, **dict.fromkeys(names, STAND_IN)):
             return original(runner, backend)
     args = copy.copy(runner.server_args)
     object.__setattr__(args, "attention_backend", STAND_IN)  # resolved arguments are sealed
-    with _shown(runner, server_args=args):
+    with geometry.replaced(runner, server_args=args):
         return original(runner, backend)
 
 
-@contextmanager
-def _shown(owner: Any, **values: Any) -> Iterator[None]:
-    before = {name: getattr(owner, name) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
+def hand_over_latents(backend: str) -> None:
+    """Have models with latents (MLA) absorb their weights in every step, so that the backend of
+    this name gets queries and rows of latents in prefill, too."""
+    from sglang.srt.models.deepseek_common import attention_backend_handler as module
+
+    module.AttentionBackendRegistry.register(backend, lambda *_: module.AttnForwardMethod.MLA)
 
 
 class StockRunner:

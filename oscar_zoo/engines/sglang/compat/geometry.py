@@ -8,7 +8,9 @@ wraps both.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from oscar_zoo.engines.sglang.compat import memory, releases
@@ -108,10 +110,30 @@ def context_length(runner: Any) -> int:
     return int(runner.model_config.context_len)
 
 
+def is_latent(model_config: Any) -> bool:
+    """Whether a model caches latents (MLA)."""
+    return getattr(getattr(model_config, "attention_arch", None), "name", "") == "MLA"
+
+
+def row_dims(model_config: Any) -> tuple[int, int]:
+    """Channels of a row of K and of V; with latents, of a latent and of its rotary key."""
+    if is_latent(model_config):
+        return int(model_config.kv_lora_rank), int(model_config.qk_rope_head_dim)
+    return int(model_config.head_dim), int(model_config.v_head_dim)
+
+
+def kv_heads(model_config: Any) -> int:
+    """KV heads of the whole model."""
+    return 1 if is_latent(model_config) else int(model_config.get_total_num_kv_heads())
+
+
 def local_kv_heads(model_config: Any) -> range:
     """Global ids of the KV heads of this worker; with fewer heads than workers, heads are
     replicated."""
     from sglang.srt.runtime_context import get_parallel
+
+    if is_latent(model_config):
+        return range(1)
 
     size, rank = get_parallel().attn_tp_size, get_parallel().attn_tp_rank
     total, own = model_config.get_total_num_kv_heads(), model_config.get_num_kv_heads(size)
@@ -190,6 +212,34 @@ def pool_layers(pool: Any) -> tuple[int, ...]:
 def sliding_pool(pool: Any) -> Any | None:
     """The stock pool of the layers with a sliding window; `None` for a model without them."""
     return getattr(pool, "swa_kv_pool", None)
+
+
+def build_latents(
+    build: Callable[..., Any], owner: Any, make: Callable[..., Any], **asked: Any
+) -> Any:
+    """Call SGLang's function that builds a pool of latents, and have it call `make` in place of the
+    class of its stock pool, with what that of keys and values is called with."""
+
+    def made(*args: Any, kv_lora_rank: int, qk_rope_head_dim: int, **kwargs: Any) -> Any:
+        dims = {"head_num": 1, "head_dim": kv_lora_rank, "v_head_dim": qk_rope_head_dim}
+        return make(*args, **dims, **kwargs)
+
+    if releases.LATENT_POOL.new in asked:
+        return build(owner, **{**asked, releases.LATENT_POOL.new: made})
+    with replaced(sys.modules[build.__module__], **{str(releases.LATENT_POOL.old): made}):
+        return build(owner, **asked)
+
+
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def either_pool(make: Callable[..., Any], dtype: Any) -> Callable[..., Any]:

@@ -60,6 +60,7 @@ def targets() -> list[tuple[str, str, str]]:
             ("pool", "AROUND", f"{cache}._build_{kind}_kv_pool")
             for kind in ("mha", "hybrid_linear", "hybrid_swa")
         ),
+        ("latent_pool", "AROUND", f"{cache}._build_mla_kv_pool"),
         ("sliding_sizes", "AFTER", f"{sliding}.__init__"),
         ("sliding_divide", "AROUND", f"{sliding}.calculate_pool_sizes"),
         ("sliding_limit", "AROUND", f"{sliding}.calculate_pool_sizes_from_max_tokens"),

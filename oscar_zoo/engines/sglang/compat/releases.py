@@ -58,6 +58,9 @@ RATIO_GIVEN = Moved("0.5.21", None, "_swa_full_tokens_ratio_explicitly_set")
 another value than the default does."""
 DRAFT_CACHE_TYPE = Moved("0.5.21", None, "speculative_draft_kv_cache_dtype")
 """The setting with the type of a draft model's cache; before, it is that of the target."""
+LATENT_POOL = Moved("0.5.23", "MLATokenToKVPool", "mla_pool_class")
+"""The argument of `_build_mla_kv_pool` with the class of the pool; before, it is a name of its
+module."""
 PREFIX = Moved("0.5.23", "prefix_indices", "prefix_len")
 """The field of `Req` with what the prefix cache has of it: slots before, a number of tokens
 since."""

@@ -5,6 +5,7 @@ window."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -100,6 +101,17 @@ def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 def pool(original: Any, self: Any, **kwargs: Any) -> Any:
     if not _ours(self):
         return original(self, **kwargs)
+    either = geometry.either_pool(_pool_maker(self), self.model_dtype)
+    return original(self, **{**kwargs, "mha_pool_class": either})
+
+
+def latent_pool(original: Any, self: Any, **kwargs: Any) -> Any:
+    if not _ours(self):
+        return original(self, **kwargs)
+    return geometry.build_latents(original, self, _pool_maker(self), **kwargs)
+
+
+def _pool_maker(configurator: Any) -> Callable[..., Any]:
     if "rows" not in FIRED:
         raise RuntimeError("the hook that counts request rows did not run")
     FIRED.add("pool")
@@ -107,14 +119,13 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
 
     make = functools.partial(
         Int2TokenPool,
-        slot_shape=worker.slot_shape(self, num_slots=0),
-        window_shape=worker.window_shape(self, num_rows=FACTS["rows"]),
+        slot_shape=worker.slot_shape(configurator, num_slots=0),
+        window_shape=worker.window_shape(configurator, num_rows=FACTS["rows"]),
         make_stores=worker.make_stores,
     )
     if server_arguments.published().enable_hierarchical_cache:
         hook_targets.install_host_pool(host_pool, storage)
-    either = geometry.either_pool(make, self.model_dtype)
-    return original(self, **{**kwargs, "mha_pool_class": either})
+    return make
 
 
 def host_pool(original: Any, *, kv_pool: Any, page_size: int, **kwargs: Any) -> Any:
