@@ -102,21 +102,21 @@ def refuse_links(root: Path, *parts: str) -> Path:
     return place
 
 
-def check_private(*folders: Path, open_to: int = 0o022) -> None:
-    """Refuse folders of the cache into which others could put something, by any bit of `open_to` in
-    their mode; missing ones pass."""
+def check_private(*folders: Path, open_to: int = 0o022, elsewhere: str = _ELSEWHERE) -> None:
+    """Refuse folders into which others could put something, by any bit of `open_to` in their mode;
+    missing ones pass. `elsewhere`: how another folder is named."""
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = folder.stat()
             mode = stat.S_IMODE(status.st_mode)
             if not stat.S_ISDIR(status.st_mode):
-                raise StorageError(f"{folder} is no folder.", hint=_ELSEWHERE)
+                raise StorageError(f"{folder} is no folder.", hint=elsewhere)
             if status.st_uid != os.getuid():
                 message = f"{folder} belongs to uid {status.st_uid}, and you are uid {os.getuid()}."
-                raise ForeignFolder(message, hint=_ELSEWHERE)
+                raise ForeignFolder(message, hint=elsewhere)
             if mode & open_to:
                 message = f"{folder} is open to others (mode {mode:04o})."
-                raise StorageError(message, hint=f"chmod 700 {folder}, or {_ELSEWHERE}")
+                raise StorageError(message, hint=f"chmod 700 {folder}, or {elsewhere}")
 
 
 def check_writable(folder: Path) -> None:

@@ -39,7 +39,7 @@ def make_private(folder: Path) -> None:
     """Make the folder where it is missing. It must be ours, and closed to others."""
     with durable.storage_errors(f"cannot use {folder}"):
         durable.make_folders(folder, mode=0o700)
-    durable.check_private(folder, open_to=0o077)
+    durable.check_private(folder, open_to=0o077, elsewhere="name another folder: --disk-cache DIR")
 
 
 class DiskFiles:

@@ -127,7 +127,11 @@ class ServeParams:
     ] = None
     disk_cache: Annotated[
         Path | None,
-        Opt("Folder for the prompts of --host-cache, which a restart finds again.", metavar="DIR"),
+        Opt(
+            "Folder for the prompts of --host-cache, which a restart finds again; SGLang 0.5.21 or"
+            " newer.",
+            metavar="DIR",
+        ),
     ] = None
     drafts: Annotated[
         Literal["auto", "mtp", "ngram"] | None,
@@ -167,17 +171,22 @@ class ServeParams:
         if self.host_cache is not None and sized:
             name = sized[0].partition("=")[0]
             raise UsageError("--host-cache says the size already.", hint=f"leave out {name}")
+        wanted: dict[str, object] = {
+            "--drafts=mtp": self.drafts == "mtp",
+            "--disk-cache": self.disk_cache,
+            "--host-cache": self.host_cache,
+        }
+        if self.engine == "vllm":
+            for one in (flag for flag, value in wanted.items() if value):
+                raise UsageError(f"{one} does not work with vLLM.", hint=f"leave out {one}")
+        if self.drafts is not None and self.host_cache is not None:
+            raise UsageError(
+                "--host-cache does not work with --drafts.", hint="leave out --host-cache"
+            )
         if self.disk_cache is not None and self.host_cache is None:
             raise UsageError(
-                "--disk-cache keeps what --host-cache has.", hint="add --host-cache 64GiB"
+                "--disk-cache keeps what --host-cache has.", hint="add --host-cache SIZE"
             )
-        drafts = None if (self.engine, self.drafts == "mtp") == ("vllm", False) else self.drafts
-        wanted = {"--drafts": drafts, "--host-cache": self.host_cache}
-        given = [flag for flag, value in wanted.items() if value is not None]
-        together = ["vLLM", *given] if self.engine == "vllm" else given
-        if given and len(together) > 1:
-            one, other = given[-1], together[0]
-            raise UsageError(f"{one} does not work with {other}.", hint=f"leave out {one}")
         opens = (self.expose, self.api_key_file, self.require_key, self.allow_origin)
         if self.print_only and (any(opens) or self.engine_api):
             own = "; SGLang reads address and key from --config FILE" * (self.engine == "sglang")

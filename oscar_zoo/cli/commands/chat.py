@@ -35,8 +35,9 @@ def _body(as_json: bool, **values: Any) -> int:
     question = (params.question or ("" if talks else sys.stdin.read())).strip("\r\n")
     if (as_json or not talks) and not question.strip():
         taken = f": {params.server}, one word, is taken for a name" if params.server else ""
-        hint = f'add: oscar-zoo chat {params.server or ""} "Why is the sky blue?"'
-        raise UsageError(f"there is no question{taken}.", hint=hint.replace("  ", " "))
+        model = f"--model {params.model}" if params.model else ""
+        hint = f'add: oscar-zoo chat {model} {params.server or ""} "Why is the sky blue?"'
+        raise UsageError(f"there is no question{taken}.", hint=" ".join(hint.split()))
     session = session or _loaded(params, as_json)
     if talks:
         where = f" on port {session.answer.port}" if session.answer.port else ""
