@@ -14,6 +14,7 @@ from emulation import Emulator
 from random_caches import (
     Filling,
     assert_as_good_as_torch,
+    errors_beside_bfloat16,
     orthogonal,
     poison,
     random_cache,
@@ -220,13 +221,21 @@ def test_a_request_alone(emulator: Emulator, merged: int) -> None:
     assert_as_good_as_torch(out, alone.expected, [alone.query])
 
 
-@pytest.mark.parametrize(("group", "most"), [(4, 0.003), (8, 0.012), (16, 0.012)])
-def test_how_far_rounding_moves_outputs(emulator: Emulator, group: int, most: float) -> None:
-    """Relative to their size. With more rows than four a query is one byte per channel."""
-    case = job(group=group, heads=1, lengths=(700,), starts=10_000)
-    out = emulate(emulator, case, blocks=5, merged=4, stable=True)[:1].double()
-    exact = case.expected(case.query.double())[:1]
-    assert (out - exact).norm() < most * exact.norm()
+@pytest.mark.parametrize(("group", "head_dim", "query_bytes", "sharp", "most"), [
+    (4, 128, True, 1, 1), (8, 128, False, 1, 1),
+    (8, 64, True, 3, 3), (8, 128, True, 3, 3), (16, 128, True, 3, 3), (8, 256, True, 3, 3),
+])  # fmt: skip
+def test_errors_beside_attention_in_bfloat16(
+    emulator: Emulator, group: int, head_dim: int, query_bytes: bool, sharp: float, most: float
+) -> None:
+    """Only a query of bytes has more error, the more the sharper attention is."""
+    shape = {"group": group, "heads": 1, "head_dim": head_dim, "sm_scale": sharp * head_dim**-0.5}
+    case = job(lengths=(700, 400), starts=10_000, **shape)
+    tiles = replace(tuning.CUDA, query_bytes=query_bytes)
+    out = emulate(emulator, case, blocks=5, merged=4, stable=True, tiles=tiles)[:2]
+    scale = case.options["sm_scale"]
+    ours, theirs = errors_beside_bfloat16(out, case.filling, case.query[:2], scale)
+    assert (ours < most * theirs).all()
 
 
 def test_what_rounding_takes_from_all_channels_is_given_back(emulator: Emulator) -> None:

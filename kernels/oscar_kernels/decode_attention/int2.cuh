@@ -149,7 +149,7 @@ template <>
 struct QueryChoice<1, true> {
   typedef HalfQuery type;
 };
-typedef QueryChoice<QUERY, MANY_ROWS>::type Query;
+typedef QueryChoice<QUERY || QUERY_BYTES ? QUERY : 1, MANY_ROWS>::type Query;
 
 // One tile of a warp: 32 tokens of one KV head, the first `valid` of which count.
 struct Tile {
