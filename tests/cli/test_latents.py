@@ -24,7 +24,7 @@ from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines import served_artifact
 from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.transformers.cache import block_of
-from oscar_zoo.errors import MalformedFile, UnsupportedModel, UsageError
+from oscar_zoo.errors import GeometryMismatch, MalformedFile, UnsupportedModel
 
 TEXT = (EXAMPLE.parents[1] / "text/validation.txt").read_text("utf-8")
 SHORT = ["--windows", "1", "--length", "1024", "--answers", "4", "--device", "cpu"]
@@ -111,8 +111,15 @@ def test_engines_refuse_latents(made: Path) -> None:
 
     with pytest.raises(UnsupportedModel, match="serving them is not built"):
         block_of(AutoConfig.from_pretrained(made / "model"))
-    with pytest.raises(UsageError, match="mla_latent, which has no rotation pair"):
-        served_artifact.load(ArtifactSource(folder=str(made / "made")))
+    found = served_artifact.load(ArtifactSource(folder=str(made / "made")))
+    heads: dict[str, Any] = {
+        "layer_ids": (0, 1),
+        "num_kv_heads": 1,
+        "head_dim": 64,
+        "v_head_dim": 64,
+    }
+    with pytest.raises(GeometryMismatch, match="latents"):
+        found.check_geometry(**heads)
 
 
 @pytest.mark.parametrize(
