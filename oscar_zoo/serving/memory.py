@@ -165,7 +165,7 @@ def estimate_memory(
     seen = hardware.visible(hardware.gpus()) if gpu_memory is None else ()
     kinds = dict.fromkeys((card.name, card.memory) for card in seen)
     cards = [*kinds] if gpu_memory is None else [("GPU", gpu_memory)]
-    if any(one.model.rotary_key for one in manifests):
+    if any("latent" in one.recipe.requires for one in manifests):
         return None  # no server caches them
     if recipe is not None:
         needs = needs_of_recipe(recipe)
