@@ -450,7 +450,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         processors=("PixtralImageProcessor",),
     ),
     "deepseek_v2": latent("DeepseekV2", "DeepSeek-V2, DeepSeek-V2-Lite", topk_method="greedy"),
-    "deepseek_v3": latent("DeepseekV3", "DeepSeek-V3, DeepSeek-R1, Kimi K2"),
+    "deepseek_v3": latent("DeepseekV3", "DeepSeek-V3, DeepSeek-R1"),
     "glm4_moe_lite": latent("Glm4MoeLite", "GLM-4.7-Flash"),
     "mllama": Tiny(
         "Llama 3.2 Vision",
