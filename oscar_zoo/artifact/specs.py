@@ -274,11 +274,10 @@ class ServingRecipe(Spec):
         self.quant_spec("k", model.head_dim)
         self.quant_spec("v", model.v_head_dim)
         widths = self.widths
-        if model.rotary_key and (widths is not None or self.clip.k != self.clip.v):
-            message = (
-                f"the rows of {name} are keys and values at once, with the same codes for both."
-            )
-            raise UsageError(message, hint="give the same clip ratio twice, and codes of 2 bits")
+        same = self.clip.k == self.clip.v if widths is None else widths.k == widths.v
+        if model.rotary_key and not same:
+            message = f"rows of {name} are keys and values at once, with the same codes for both."
+            raise UsageError(message, hint="give both the same clip ratio and the same bits")
         if widths is not None and len(widths.k.bits) != len(model.attention_layers):
             raise UsageError(
                 f"the recipe has bits for {len(widths.k.bits)} layers, and {name} has"

@@ -75,7 +75,7 @@ class WidthSelection(Spec):
         prompts, positions: of held-out text that divergences are means over.
         layers: the model's indices of its full-attention layers.
         gains_k, gains_v: divergence that raising a layer alone takes away, in the order of
-            `layers`; below 0 where it adds some; `None` where this was not measured.
+            `layers`; below 0 where it adds some; `None` where not measured, as values of latents.
         steps: from codes of 2 bits everywhere to codes of 4.
         chosen: index of the step that was kept.
         bits_at: bits of an element with the high-precision windows, by the tokens of a sequence.

@@ -65,7 +65,7 @@ def expected_phases(job: Job) -> tuple[Phase, ...]:
 def may_raise(job: Job) -> bool:
     """Whether 4 bits are measured where 2 fail their gates: layers get them, or the error names the
     budget that passes. It measures as much as if that had been asked for."""
-    return job.auto and not (job.fast or job.allow_poor or job.latent)
+    return job.auto and not (job.fast or job.allow_poor)
 
 
 def tunes(job: Job) -> bool:

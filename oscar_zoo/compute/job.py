@@ -395,9 +395,7 @@ def _choose(
     kept = choice.trials[choice.at]
     gates = () if choice.base is None else kept.gates(choice.base)
     wish = job.wish
-    if job.latent and not job.allow_poor:
-        refuse_poor(kept.method, gates)
-    if wish is None and gates and not (job.allow_poor or job.latent):
+    if wish is None and gates and not job.allow_poor:
         kl = typical(kept.divergence) if kept.divergence else 0.0
         doubtful = worst(gates) != "pass" or kl > DIVERGENCE_PASS
         if doubtful if job.raises else failure(gates):

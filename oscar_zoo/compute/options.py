@@ -219,9 +219,6 @@ def check_wish(wish: WidthWish | None, recipe: ServingRecipe, model: ModelBlock)
     """Raise `UsageError` for a number of bits that codes of 2 and 4 bits cannot have, or for groups
     that rows of the model cannot be cut into."""
     check_groups(model.head_dims, recipe.group_size, model.id)
-    if model.rotary_key and wish is not None:
-        message = f"{wish.option} is not built for latents (MLA): all of their codes have 2 bits."
-        raise UsageError(message, hint="leave it out, or use --bits 2")
     if wish is None or wish.bits is None or wish.bits == ALL_FOUR:
         return
     low, high = possible_bits(recipe, model)

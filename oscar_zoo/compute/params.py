@@ -94,8 +94,8 @@ class ComputeParams:
             " for a stored element on average, its share of scales and offsets included, spent on"
             " codes of 4 bits where they gain most (in groups of 128, codes of 2 bits cost 2.25 and"
             " codes of 4 bits 4.25). auto: the fewest bits that lose at most 2 points of recall and"
-            " 0.5 % of perplexity. Latents (MLA) have codes of 2 bits only. [default: auto, and a"
-            " --method that is named has codes of 2 bits]",
+            " 0.5 % of perplexity. [default: auto, and a --method that is named has codes of 2"
+            " bits]",
             "BITS",
             read="oscar_zoo.cli.options:parse_bits",
         ),

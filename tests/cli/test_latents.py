@@ -88,7 +88,7 @@ REFUSED = {
     "eval ARTIFACT --model MODEL --engine transformers --device cpu": (1, NOT_BUILT),
     "eval ARTIFACT --model MODEL --against fp8": (2, "this model caches latents (MLA)"),
     "eval ARTIFACT --model MODEL --clip 0.9,0.8 --device cpu": (2, "keys and values at once"),
-    "compute MODEL --method wush --bits 4": (2, "--bits 4 is not built for latents (MLA)"),
+    "compute MODEL --method wush --bits 6": (2, "a budget from 7 to 8.33333, or auto"),
     "compute MODEL --method wush-tuned": (2, "wush-tuned is not for latents (MLA)"),
     "compute MODEL --method wush --clip 0.9,0.8": (2, "keys and values at once"),
     "compute MODEL --method wush --seq-len 128": (2, "a sequence length of 322 or more"),

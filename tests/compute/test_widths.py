@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from architectures import write_architecture
 from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.manifest import WIDTHS_NAME, Manifest
@@ -74,6 +75,19 @@ def test_a_budget_raises_what_gains_most(result: ComputeResult) -> None:
     assert (widths.bits[1 - layer], widths.clip[1 - layer]) == (2, 0.9)
     gains = {"k": found.gains_k or (), "v": found.gains_v or ()}
     assert gains[side][layer] == max(*gains["k"], *gains["v"]) > 0
+
+
+def test_a_layer_of_latents_gets_the_same_bits_on_both_sides(tmp_path: Path) -> None:
+    latents = write_architecture("deepseek_v3", tmp_path / "latents", dtype="float32")
+    recipe = RECIPE.model_copy(update={"clip": Clip(k=0, v=0, algorithm="none")})
+    # Latents of 64 channels, 4 or 6 bits with their scales, beside 32 of 16 bits.
+    target, budget = tmp_path / "a", (64 * 5 + 32 * 16) / 96
+    made = compute_artifact(options(latents, target, budget, method="hadamard", recipe=recipe))
+    widths, found = made.manifest.recipe.widths, block(made)
+    assert widths is not None and widths.k == widths.v
+    assert sorted(widths.k.bits) == [2, 2, 4, 4] and len(found.raised) == 2
+    assert made.manifest.bits_per_element == pytest.approx(budget) == found.kept.bits
+    assert found.gains_v is None and len(found.gains_k or ()) == 4
 
 
 def test_bits_are_part_of_the_digest_and_of_the_tag(

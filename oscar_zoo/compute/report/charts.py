@@ -330,16 +330,16 @@ def _widths(figure: Any, data: ReportData) -> None:
         return
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (3, 2)})
     _curve(left, found)
-    rows = list(zip(found.gains_k, found.gains_v or (), strict=True))
-    shown = [[max(gain, 0.0) for gain in row] for row in rows]
+    columns = (found.gains_k, found.gains_v) if found.gains_v else (found.gains_k,)
+    shown = [[max(gain, 0.0) for gain in row] for row in zip(*columns, strict=True)]
     image = right.imshow(shown, aspect="auto", cmap="Oranges", vmin=0)
     for at, layer in enumerate(found.layers):
         for column, side in enumerate("kv"):
             if (layer, side) in found.raised:
                 right.plot(column, at, "o", color=V_SIDE if side == "v" else K_SIDE, markersize=6)
-    right.set_xticks([0, 1], ["keys", "values"])
+    right.set_xticks(range(len(columns)), ["keys", "values"] if found.gains_v else ["latents"])
     stride = max(1, -(-len(found.layers) // 12))
-    right.set_yticks(range(0, len(rows), stride), [str(one) for one in found.layers[::stride]])
+    right.set_yticks(range(0, len(shown), stride), [str(one) for one in found.layers[::stride]])
     right.set_ylabel("layer")
     right.grid(visible=False)
     right.set_title("KL taken away by raising alone; dot: 4 bits")

@@ -68,9 +68,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Slot:
-    """One side of one attention layer, counted from 0 among those with full attention. `cost` is
-    what raising it adds to the average bits of an element; `of_text` and `of_all` are the share of
-    a prompt's divergence that it takes away alone, on average over text, and over text and answers.
+    """One side of one attention layer, counted from 0 among those with full attention; the keys of
+    latents stand for both. `cost` is what raising it adds to the average bits of an element;
+    `of_text` and `of_all` are the share of a prompt's divergence that it takes away alone, on
+    average over text, and over text and answers.
     """
 
     index: int
@@ -215,7 +216,9 @@ class _Runner:
         self.wish = wish
         self._model, self._fit, self._recipe, self._meter = model, fit, recipe, meter
         self._layers = model.block.attention_layers
-        self._slots = [(index, side) for index in range(len(self._layers)) for side in SIDES]
+        self._latent = bool(model.block.rotary_key)
+        sides = SIDES[:1] if self._latent else SIDES
+        self._slots = [(index, side) for index in range(len(self._layers)) for side in sides]
         self.everything: Raised = frozenset(self._slots)
         self._task = heldout_task(heldout, recipe.windows)
         self._found: dict[Raised, Verified] = {}
@@ -316,7 +319,7 @@ class _Runner:
             positions=self._exact.positions,
             layers=self._layers,
             gains_k=None if curve is None else _gains(curve, "k"),
-            gains_v=None if curve is None else _gains(curve, "v"),
+            gains_v=None if curve is None or self._latent else _gains(curve, "v"),
             steps=tuple(self._ends() if curve is None else self._steps(curve)),
             chosen=steps,
             bits_at={str(length): bits_with_windows(cache, block, length) for length in CONTEXTS},
@@ -334,6 +337,8 @@ class _Runner:
         return seen
 
     def _cache(self, raised: Raised) -> CacheSpec:
+        if self._latent:  # keys and values at once
+            raised = frozenset((index, side) for index, _ in raised for side in SIDES)
         recipe = widths_of(self._recipe, len(self._layers), raised)
         return CacheSpec(self._fit.k, self._fit.v, recipe)
 
