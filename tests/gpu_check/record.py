@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,12 +21,12 @@ INTERRUPT_SECONDS = 2.0
 
 class Record:
     """The results of the steps that have begun, in that order. Those that passed are kept in a
-    file, and are not run again where it has them."""
+    file, and are not run again where it has them; those named in `without` are not tried."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, without: Collection[str] = ()) -> None:
         lines = file.read_text("utf-8").splitlines() if file.exists() else []
         self.passed = {one.name: one for one in (StepResult(**json.loads(x)) for x in lines)}
-        self._file = file
+        self._file, self._without = file, without
         self._ended = dict(self.passed)
         self._begun = dict.fromkeys(self.passed, 0.0)
         self._interrupted = threading.Event()
@@ -42,6 +42,8 @@ class Record:
         self._begun[name] = started = time.monotonic()
         status: Status = "FAILED"
         try:
+            if name in self._without:
+                raise NotTried("left out")
             figures, status = step(check), "passed"
         except NotTried as error:
             figures, status = str(error), "not tried"

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     facts = machine.facts()
     started = time.monotonic()
     commit = chosen.commit or machine.commit(ROOT)
-    record = Record(work / f"passed-{commit}.jsonl")
+    record = Record(work / f"passed-{commit}.jsonl", chosen.without)
     try:
         results = _run_all(record, check, replace(check, gpu=gpus[1]) if gpus[1:] else None)
     except KeyboardInterrupt:
@@ -80,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--resume", action="store_true", help="leave out what passed at this commit before"
+    )
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="STEP", help="a step that is not tried"
     )
     parser.add_argument("--engine-flags", default="", help="more flags for SGLang, as one string")
     parser.add_argument(

@@ -88,6 +88,8 @@ tried = (steps.kernel_tests, steps.serve_hybrid, window_drafts.serve_windowed_dr
 for step in (*tried, steps.compute_real, steps.serve_real, steps.real_in_vllm):
     found = Record(Path({str(tmp_path / "passed")!r})).timed(step.__name__, step, check)
     assert found.status == "not tried", found
+found = Record(Path({str(tmp_path / "passed")!r}), ["one"]).timed("one", lambda _: "", check)
+assert found.status == "not tried", found
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
