@@ -50,14 +50,13 @@ def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> Wri
         return WriteTiles(block_m=16, block_k=16, parts=0, warps=4, stages=1, programs=2)
     if padded_dim > 256:
         # Four times the matrix of 128 channels, and half the tokens: compiled for compute
-        # capability 9 it needs as many registers as one of 256, and less shared memory. Not
-        # measured.
+        # capability 9 it needs as many registers as one of 256. Not measured.
         parts = 2 if sixteen_bit else 0
-        return WriteTiles(block_m=32, block_k=32, parts=parts, warps=8, stages=1, programs=128)
+        return WriteTiles(block_m=32, block_k=16, parts=parts, warps=8, stages=1, programs=128)
     if not sixteen_bit:
         return WriteTiles(block_m=64, block_k=32, parts=0, warps=4, stages=1, programs=64)
     if padded_dim > 128:
-        return WriteTiles(block_m=64, block_k=64, parts=2, warps=8, stages=1, programs=64)
+        return WriteTiles(block_m=64, block_k=32, parts=2, warps=8, stages=1, programs=64)
     return WriteTiles(block_m=64, block_k=128, parts=2, warps=4, stages=2, programs=32)
 
 
