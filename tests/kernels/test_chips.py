@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from oscar_kernels.decode_attention import cuda
 from oscar_kernels.decode_attention import variant as variants
 from oscar_kernels.spec import QuantSpec
 
+ROOT = Path(__file__).parents[2]
 ALL = pytest.mark.parametrize("capability", chips.CHIPS, ids=lambda x: f"sm_{x[0]}{x[1]}")
 
 
@@ -50,6 +52,19 @@ def test_codes_of_2_bits_have_room_on_every_chip(
     assert variants.too_large(made, shared) is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("chip", "head_dim"), [
+    ("8.0", 128), ("8.6", 256), ("8.9", 512), ("10.0", 128), ("12.0", 256),
+])  # fmt: skip
+def test_kernels_in_triton_compile_and_have_room(chip: str, head_dim: int) -> None:
+    """What a server with heads of so many channels compiles, one variant of each kernel."""
+    command = [sys.executable, ROOT / "contrib/benchmarks/compile_cost.py", "--one-each"]
+    command += ["--chip", chip, "--head-dim", str(head_dim)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "_write_kv_int2_kernel (Triton)" in done.stdout
+
+
 @ALL
 @pytest.mark.parametrize("resident", [1, variants.MOST_RESIDENT])
 def test_a_multiprocessor_has_no_room_for_one_block_more(
@@ -73,7 +88,7 @@ def test_what_has_no_room_is_told_in_numbers() -> None:
 
 def test_the_readme_says_which_gpus_work() -> None:
     """One row for each state, with the names of `CHIPS` in their order."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    readme = (ROOT / "README.md").read_text("utf-8")
     rows = re.findall(r"^\| (.+) \| \*(.+?)\*.* \|$", readme, re.MULTILINE)
     told = {state: names.split(", ") for names, state in rows}
     (below, *_) = told.pop(chips.NOT_SUPPORTED)
