@@ -1,6 +1,6 @@
 """CPU seconds that each kernel of a server takes to compile, for a GPU that need not be here.
 
-    python contrib/benchmarks/compile_cost.py [--chip 9.0] [--head-dim 128] [--drafts 1] [--one-each]
+    python contrib/benchmarks/compile_cost.py [--chip 9.0] [--head-dim 128] [--one-each]
 
 The worker is that of Qwen3-8B: 32 query heads and 8 KV heads. Every kernel is compiled alone, and
 CPU seconds count those of its assembler too, so the numbers hold on a machine with other work.

@@ -20,8 +20,12 @@ OLDER = tuple("sm{}{}".format(*capability) for capability in CHIPS if capability
 """Chips whose code a Hopper GPU runs: what NVRTC and Triton make for them, translated by its
 driver."""
 TESTS = (
-    *(f"tests/kernels/test_{name}.py" for name in ("cuda_decode", "dispatch", "kv_write")),
-    *(f"tests/kernels/test_{name}.py" for name in ("kv_read", "extend_attention", "slots")),
+    "tests/kernels/test_cuda_decode.py",
+    "tests/kernels/test_dispatch.py",
+    "tests/kernels/test_extend_attention.py",
+    "tests/kernels/test_kv_read.py",
+    "tests/kernels/test_kv_write.py",
+    "tests/kernels/test_slots.py",
     "tests/runtime/test_executor_gpu.py",
 )
 SOME = "not test_shapes and not blocks_of_stage_2 and not learned_sinks"

@@ -81,10 +81,11 @@ def test_a_step_for_a_gpu_is_not_tried_on_a_cpu(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(FOLDER)!r})
-import steps, window_drafts
+import cards, steps, window_drafts
 from record import Record
 check = steps.Check(Path("."), "cpu", ())
 tried = (steps.kernel_tests, steps.serve_hybrid, window_drafts.serve_windowed_drafts)
+tried += (cards.older_chip_tests, cards.older_chip_speed)
 for step in (*tried, steps.compute_real, steps.serve_real, steps.real_in_vllm):
     found = Record(Path({str(tmp_path / "passed")!r})).timed(step.__name__, step, check)
     assert found.status == "not tried", found
@@ -161,7 +162,8 @@ def test_a_run_replaces_the_section_of_its_own_gpu_only(document: ModuleType) ->
 
 
 def test_every_gpu_test_file_that_the_check_runs_exists() -> None:
-    named = re.findall(r'"(tests/[^"]+)"', (FOLDER / "steps.py").read_text("utf-8"))
+    texts = [(FOLDER / name).read_text("utf-8") for name in ("steps.py", "cards.py")]
+    named = re.findall(r'"(tests/[^"]+)"', "".join(texts))
     assert named and all((ROOT / name).exists() for name in named)
 
 

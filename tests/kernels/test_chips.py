@@ -41,6 +41,20 @@ def test_decode_compiles_with_enough_registers(
     assert stack == 0
 
 
+@pytest.mark.parametrize(("named", "arch", "shared"), [
+    ("sm80", "compute_80", 163 << 10), ("sm89", "compute_89", 99 << 10),
+    ("", "sm_90", 227 << 10), ("sm90", "sm_90", 227 << 10), ("sm75", "sm_90", 227 << 10),
+])  # fmt: skip
+def test_a_later_chip_runs_code_of_an_older_one(
+    named: str, arch: str, shared: int, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(chips.OLDER_CODE, named)
+    target = chips.Target((9, 0), 227 << 10, 132).as_older()
+    assert (target.arch, target.shared_bytes) == (arch, shared)
+    code = cuda.build(variant(), target).code()
+    assert (b".target sm_8" in code) == target.older == (not code.startswith(b"\x7fELF"))
+
+
 @ALL
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("group", [1, 4, 8, 16])
