@@ -36,13 +36,11 @@ class FlagsCommand(click.Command):
         except click.NoSuchOption as error:
             if not error.option_name.startswith("--"):
                 raise
-            name, close = error.option_name, error.possibilities or ()
-            usual = f"try: {ctx.command_path} --help"
-            usual = usual if close else f"put -- {name} at the end, or {usual}"
+            name = error.option_name
             raise UsageError(
                 f"No such option {name!r}; a flag of SGLang goes behind --.",
-                hint=OURS.get(name) or usual,
-                suggestions=() if name in OURS else close,
+                hint=OURS.get(name, f"put it there: -- {name}; or try: {ctx.command_path} --help"),
+                suggestions=() if name in OURS else error.possibilities or (),
             ) from None
         flags: tuple[str, ...] = ctx.params.get("engine_flags") or ctx.params.get("flags") or ()
         if len(flags) > behind and not ctx.resilient_parsing:

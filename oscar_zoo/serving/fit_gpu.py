@@ -280,7 +280,8 @@ def subject_of(text: str) -> tuple[str, Needs, str | None, str | None]:
     if needs is None:
         raise UsageError(
             f"the shapes of {choice.name} are not known here.",
-            hint=latent_advice(choice.name) or "give the folder that holds its config.json",
+            hint=latent_advice(choice.name)
+            or f"{fetch_config(choice.source)}, or give the folder that holds it",
         )
     entry = served_entry(Reference(choice.name))
     manifest = entry.manifest if entry is not None else None
