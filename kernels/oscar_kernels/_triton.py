@@ -10,7 +10,7 @@ import os
 import torch
 
 from oscar_kernels import nvrtc
-from oscar_kernels.chips import LOWEST, Target
+from oscar_kernels.chips import LOWEST, Capability, Target
 from oscar_kernels.spec import QuantSpec
 
 _target: Target | None = None
@@ -38,11 +38,16 @@ def interpreted() -> bool:
 def dependent_launch(device: torch.device) -> bool:
     """Whether a kernel may be launched before the one that it waits for has ended, which compute
     capability 9 and later can."""
+    return capability(device) >= (9, 0)
+
+
+def capability(device: torch.device) -> Capability:
+    """Of the NVIDIA GPU that kernels are compiled for; `(0, 0)` where there is none."""
     if _target is not None:
-        return _target.capability >= (9, 0)
+        return _target.capability
     if interpreted() or device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return target(device).capability >= (9, 0)
+        return 0, 0
+    return target(device).capability
 
 
 @functools.cache
