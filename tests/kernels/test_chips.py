@@ -75,7 +75,7 @@ def test_kernels_in_triton_compile_and_have_room(chip: str, head_dim: int) -> No
     command = [sys.executable, ROOT / "contrib/benchmarks/compile_cost.py", "--one-each"]
     command += ["--chip", chip, "--head-dim", str(head_dim)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
     assert "_write_kv_int2_kernel (Triton)" in done.stdout
 
 
