@@ -156,26 +156,9 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
             before = (kernels, older, plain, alone, also, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)
         shared = begin("vLLM, two GPUs", steps.in_vllm_on_two, measured, also, *served)
-        speed = begin(
-            "decode, code of older chips", cards.older_chip_speed, shared, on=beside or check
-        )
         computed = (chosen, pulled, experts, hybrid, windowed, mixed, real, in_process)
-        results = [
-            one.result()
-            for one in (
-                *computed,
-                kernels,
-                older,
-                plain,
-                alone,
-                other,
-                *served,
-                also,
-                shared,
-                measured,
-                speed,
-            )
-        ]
+        engines = (kernels, older, plain, alone, other, *served, also, shared, measured)
+        results = [one.result() for one in (*computed, *engines)]
         compiled.result()
     return results
 

@@ -367,9 +367,11 @@ def bench_serve(check: Check) -> str:
     facts = check.zoo("bench", "serve", "--dummy-weights", *shape, *sizes, *few_graphs)
     sides = {side["cache"]: side["cases"][0] for side in facts["sides"]}
     steps = ", ".join(f"{x.upper()} {case['ms_per_token']:.2f} ms" for x, case in sides.items())
+    ready = ", ".join(f"{side['cache'].upper()} {side['start_s']:.0f} s" for side in facts["sides"])
     ratios = {name: facts["capacity_ratio"][f"int2_over_{name}"] for name in ("bf16", "fp8")}
     room = " and ".join(f"{r:.2f}x the tokens of {name.upper()}" for name, r in ratios.items() if r)
-    return f"a decode step at {context} tokens: {steps}; {room or 'tokens not compared'}"
+    room = room or "tokens not compared"
+    return f"a decode step at {context} tokens: {steps}; {room}; ready after {ready}"
 
 
 def precompile(check: Check) -> None:
