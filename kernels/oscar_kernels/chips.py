@@ -85,7 +85,7 @@ class Target:
         this one."""
         named = re.fullmatch("sm([0-9]+)([0-9])", os.environ.get(OLDER_CODE, ""))
         capability = (int(named[1]), int(named[2])) if named else self.capability
-        if capability == self.capability or capability not in CHIPS:
+        if capability >= self.capability or capability not in CHIPS:
             return self
         shared = min(self.shared_bytes, CHIPS[capability].shared_bytes)
         return replace(self, capability=capability, shared_bytes=shared, older=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from steps import PARALLEL, ROOT, Check, NotTried, run_tests
+from steps import ROOT, Check, NotTried, run_tests
 
 from oscar_kernels.chips import CHIPS, OLDER_CODE, RAN_ELSEWHERE
 from oscar_zoo.evaluate.bench.sides import written_config
@@ -18,10 +19,12 @@ from oscar_zoo.registry.targets import choose_model
 OLDER = {"sm{}{}".format(*one): chip for one, chip in CHIPS.items() if one in RAN_ELSEWHERE}
 """Chips whose code a Hopper GPU runs: what NVRTC and Triton make for them, translated by its
 driver."""
-TESTS = ("tests/kernels", "tests/runtime/test_executor_gpu.py")
-MANY = "test_shapes test_variants starts_early blocks_of_stage_2 learned_sinks gqa_groups"
-SOME = " and ".join(f"not {name}" for name in ["test_cuda_write", *MANY.split()])
-"""Without the write in CUDA C++, and less what compiles most: of shapes the others have enough."""
+SOME = (
+    "(test_dispatch or test_kv_read or (test_extend_attention and new0)"
+    " or (test_kv_write and not True)"
+    " or (test_cuda_decode and (logit_cap or draft or graph or errors_beside)))"
+)
+"""Each op and its shapes, without what compiles most."""
 ROOM = 128 << 10
 WITHOUT_ROOM = "not different_widths and not ((test_cuda_decode or test_dispatch) and 256)"
 """In blocks with less shared memory decode of 256 channels and of keys with 4 bits is Triton's."""
@@ -43,17 +46,22 @@ FORMATS: dict[str, dict[str, Any]] = {
         "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]},
 }  # fmt: skip
 """`quantization_config` as checkpoints of the format have it; MXFP4 is that of gpt-oss."""
+SERVED = ("AWQ", "FP8")
+"""Before Blackwell SGLang 0.5.17 runs GPTQ and NVFP4 with the kernels of AWQ (Marlin)."""
 
 
 def older_chip_tests(check: Check) -> str:
-    """Tests of decode in CUDA C++ and of all ops in Triton, of code for older chips."""
+    """Tests of decode in CUDA C++ and of ops in Triton, of code for older chips, side by side."""
     _need_gpu(check)
-    found = list[str]()
-    for name, chip in OLDER.items():
-        some = SOME if chip.shared_bytes > ROOM else f"{SOME} and {WITHOUT_ROOM}"
-        chosen = ("-m", "gpu", "-k", some, *PARALLEL, *TESTS)
-        found.append(f"{name}: {run_tests(check, *chosen, **{OLDER_CODE: name})}")
-    return "; ".join(found)
+
+    def tests(name: str) -> str:
+        small = OLDER[name].shared_bytes < ROOM
+        some = f"{SOME} and {WITHOUT_ROOM}" if small else SOME
+        chosen = ("-m", "gpu", "-k", some, "-n", "4", "tests/kernels")
+        return f"{name}: {run_tests(check, *chosen, **{OLDER_CODE: name})}"
+
+    with ThreadPoolExecutor() as pool:
+        return "; ".join(pool.map(tests, OLDER))
 
 
 def write_config(folder: Path, name: str) -> None:

@@ -143,10 +143,10 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         own = begin(f"{kinds}drafts of the model", steps.serve_own_drafts, moe)
         both = begin(f"{kinds}hybrid model with drafts", steps.serve_hybrid_drafts, states)
         host = begin("serve --host-cache", steps.serve_with_host, pulled, trained)
-        formats, last = [], pulled
-        for one in cards.FORMATS:
-            last = begin(f"{one} weights", partial(cards.serve_quantized, name=one), last)
-            formats.append(last)
+        formats = [
+            begin(f"bench serve, {one} weights", partial(cards.serve_quantized, name=one), host)
+            for one in cards.SERVED
+        ]
         served = (*formats, moe, states, widths, trained, ngrams, own, both, windows, host)
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)

@@ -43,7 +43,7 @@ def test_decode_compiles_with_enough_registers(
 
 @pytest.mark.parametrize(("named", "arch", "shared"), [
     ("sm80", "compute_80", 163 << 10), ("sm89", "compute_89", 99 << 10),
-    ("", "sm_90", 227 << 10), ("sm90", "sm_90", 227 << 10), ("sm75", "sm_90", 227 << 10),
+    ("", "sm_90", 227 << 10), ("sm120", "sm_90", 227 << 10), ("sm75", "sm_90", 227 << 10),
 ])  # fmt: skip
 def test_a_later_chip_runs_code_of_an_older_one(
     named: str, arch: str, shared: int, compiler: Path, monkeypatch: pytest.MonkeyPatch
