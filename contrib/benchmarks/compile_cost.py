@@ -1,9 +1,11 @@
 """CPU seconds that each kernel of a server takes to compile, for a GPU that need not be here.
 
-    python contrib/benchmarks/compile_cost.py [--chip 9.0] [--head-dim 128] [--drafts 1]
+    python contrib/benchmarks/compile_cost.py [--chip 9.0] [--head-dim 128] [--one-each]
 
 The worker is that of Qwen3-8B: 32 query heads and 8 KV heads. Every kernel is compiled alone, and
 CPU seconds count those of its assembler too, so the numbers hold on a machine with other work.
+Behind a kernel in Triton stand its bytes of shared memory. The status is 1 where a block of the
+chip has less. `--one-each` compiles one variant of each kernel.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--chip", default="9.0")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--drafts", type=int, default=1)
+    parser.add_argument("--one-each", action="store_true")
     given = parser.parse_args()
     dim, (major, minor) = given.head_dim, map(int, given.chip.split("."))
     worker = rehearsal.Worker(
@@ -58,15 +61,23 @@ def main() -> None:
     began = _seconds()
     jobs = rehearsal.jobs(worker, transforms, target)
     print(f"{_seconds() - began:5.1f}  finding them")
-    costs = []
+    if given.one_each:
+        jobs = [*{_name(job): job for job in reversed(jobs)}.values()]
+    costs, most = [], 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["OSCAR_KERNELS_CACHE"] = os.environ["TRITON_CACHE_DIR"] = folder
         for job in jobs:
             began = _seconds()
-            job.code()
+            made = job.code()
             costs.append(_seconds() - began)
-            print(f"{costs[-1]:5.1f}  {_name(job)}", flush=True)
+            used = made.metadata.shared if isinstance(job, Launch) else 0
+            most = max(most, used)
+            print(
+                f"{costs[-1]:5.1f}  {_name(job)}{f', {used:,} bytes' if used else ''}", flush=True
+            )
     print(f"{sum(costs):5.1f}  all {len(costs)}, the longest {max(costs):.1f}")
+    if most > shared:
+        raise SystemExit(f"{most:,} bytes of shared memory, of which a block has {shared:,}")
 
 
 def _name(job: Job) -> str:

@@ -1,14 +1,14 @@
 """How long a server takes until it is ready: stock SGLang and ours, with empty caches of compiled
 kernels and with those of the start before.
 
-    python contrib/benchmarks/start_speed.py [--device cpu] [--rounds 3] [--cold] [--drafts]
+    python contrib/benchmarks/start_speed.py [--device cpu] [--rounds 3] [--cold | --filled]
 
 The model has the shape of Qwen3-8B but for its hidden size, 36 layers with random weights of 0.5 GB
 (4 layers on a CPU), so there is less time than usual in which kernels can be compiled while weights
 are loaded. Stock SGLang starts with its usual cache and without our plugin. Ours is `oscar-zoo
 serve`, from its first instruction on. One start of each is not counted: it fills the disk cache of
 the system and the cache of FlashInfer. With `--cold` there is none, and a first start has no cache
-at all.
+at all; with `--filled` both are full already. `--drafts` starts servers with drafts of n-grams.
 
 A row is the second in which a phase began, as the log tells, then the first answer of `/health` and
 of a completion, and what the plugin says of its kernels.
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--filled", action="store_true")
     parser.add_argument("--drafts", action="store_true")
     parser.add_argument("--engine-flags", default="", help="more flags for SGLang, as one string")
     given = parser.parse_args()
@@ -73,13 +74,16 @@ def main() -> None:
         write_model(work / "model", layers=4 if given.device == "cpu" else 36)
         geometry = geometry_of_folder(work / "model", "random")
         sides.write_rotations(work / "rotation", geometry)
-        rounds = range(given.rounds + (not given.cold))
+        skipped = not (given.cold or given.filled)
+        rounds = range(given.rounds + skipped)
         for number in rounds:
-            counted = given.cold or number > 0
+            counted = not skipped or number > 0
             for side in ("stock", "ours"):
                 home = Path(tempfile.mkdtemp(prefix=f"{side}-", dir=work))
                 for which in ("first", "second") if counted else ("first",):
                     start = run(side, work, home, given)
+                    told = {what: round(at, 1) for what, at in start.seconds.items()}
+                    print(side, which, told, file=sys.stderr, flush=True)
                     if counted:
                         found.setdefault(f"{side}, {which}", []).append(start)
                 shutil.rmtree(home)

@@ -9,8 +9,8 @@ standard error.
     run.py --only decode --heads 4x16x128 --decode 4x60000,16x30000
                                       other heads, and other batches
     run.py --only decode --drafts 4   the verification of 4 drafts of each request too
-    run.py --variants                 variants that the tables name, where a fused extend stops, and
-                                      what attention adds to a step of a model
+    run.py --variants                 variants that the tables name, where a fused extend stops,
+                                      what attention adds to a step of a model, parts of a prefill
     run.py --dry-run                  tiny shapes, without a GPU too: times mean nothing
 
 A check or a case that fails loses the rest of its op, not of the run; the exit status is 1 then.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = ("decode", "extend", "write", "read", "baseline")
-VARIANTS = ("decode", "write", "crossover", "step")
+VARIANTS = ("decode", "write", "crossover", "step", "prefill")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     import in_step
     import ops
+    import prefill
     import results
     import timing
     import variants
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "write": variants.write,
         "crossover": variants.crossover,
         "step": in_step.step,
+        "prefill": prefill.prefill,
     }
     runs = {
         name: partial(more[name], bench) if options.variants else getattr(bench, name)

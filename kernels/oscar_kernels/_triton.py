@@ -9,7 +9,8 @@ import os
 
 import torch
 
-from oscar_kernels.chips import LOWEST, Target
+from oscar_kernels import nvrtc
+from oscar_kernels.chips import LOWEST, Capability, Target
 from oscar_kernels.spec import QuantSpec
 
 _target: Target | None = None
@@ -37,11 +38,16 @@ def interpreted() -> bool:
 def dependent_launch(device: torch.device) -> bool:
     """Whether a kernel may be launched before the one that it waits for has ended, which compute
     capability 9 and later can."""
+    return capability(device) >= (9, 0)
+
+
+def capability(device: torch.device) -> Capability:
+    """Of the NVIDIA GPU that kernels are compiled for; `(0, 0)` where there is none."""
     if _target is not None:
-        return _target.capability >= (9, 0)
+        return _target.capability
     if interpreted() or device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return bool(torch.cuda.get_device_capability(device) >= (9, 0))
+        return 0, 0
+    return target(device).capability
 
 
 @functools.cache
@@ -61,7 +67,12 @@ def require(device: torch.device) -> None:
         raise ValueError(f"the Triton path cannot run: {reason}")
 
 
-_capability = functools.cache(torch.cuda.get_device_capability)  # asked at every launch
+@functools.cache
+def target(device: torch.device) -> Target:
+    """An NVIDIA GPU that is here, or the older chip whose code it runs."""
+    found = torch.cuda.get_device_properties(device)
+    shared, number = found.shared_memory_per_block_optin, found.multi_processor_count
+    return Target((found.major, found.minor), shared, number, nvrtc.version()).as_older()
 
 
 def missing(device: torch.device | str) -> str | None:
@@ -75,7 +86,7 @@ def missing(device: torch.device | str) -> str | None:
         return (
             f"Triton has no {device.type} device; TRITON_INTERPRET=1 runs its kernels slowly on any"
         )
-    if torch.version.hip is None and _capability(device) < LOWEST:
+    if torch.version.hip is None and target(device).capability < LOWEST:
         return (
             f"{torch.cuda.get_device_name(device)} is older than compute capability"
             f" {LOWEST[0]}.{LOWEST[1]}"

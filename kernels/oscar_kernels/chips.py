@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Capability = tuple[int, int]
 
@@ -13,6 +14,8 @@ WRITE: Capability = (9, 0)
 """What the write in CUDA C++ is for: `wgmma`, which no later chip has."""
 MEASURED: frozenset[Capability] = frozenset({(9, 0)})
 """Chips on which tiles were tuned and everything was tested: H100 and H200."""
+RAN_ELSEWHERE: frozenset[Capability] = frozenset({(8, 0), (8, 6), (8, 9)})
+"""Chips whose code `make gpu-check` runs on a later one; see `Target.as_older`."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,34 @@ class Target:
         shared_bytes: most shared memory of a block.
         multiprocessors: their number.
         driver: version of the driver, as 13000.
+        older: whether code for an older chip runs on it, which the driver translates.
     """
 
     capability: Capability
     shared_bytes: int
     multiprocessors: int
     driver: int = 0
+    older: bool = False
+
+    @property
+    def arch(self) -> str:
+        """As NVRTC names it: `sm_90` for machine code, `compute_80` for what is translated."""
+        return "{}_{}{}".format("compute" if self.older else "sm", *self.capability)
+
+    def as_older(self) -> Target:
+        """The chip whose code runs on this one where Triton's variable `OLDER_CODE` names one, else
+        this one."""
+        named = re.fullmatch("sm([0-9]+)([0-9])", os.environ.get(OLDER_CODE, ""))
+        capability = (int(named[1]), int(named[2])) if named else self.capability
+        if capability >= self.capability or capability not in CHIPS:
+            return self
+        shared = min(self.shared_bytes, CHIPS[capability].shared_bytes)
+        return replace(self, capability=capability, shared_bytes=shared, older=True)
+
+
+OLDER_CODE = "TRITON_OVERRIDE_ARCH"
+"""Environment variable of Triton, which CUDA C++ follows here: with `sm80` a later chip runs what
+an A100 runs."""
 
 
 NOT_SUPPORTED = "not supported"
@@ -131,7 +156,9 @@ def state(capability: Capability) -> str:
     path = kernel_path(capability)
     if path is None:
         return NOT_SUPPORTED
-    return "measured" if path.measured else "compiled and checked on another chip"
+    if path.measured:
+        return "measured"
+    return "its code ran on another chip" if capability in RAN_ELSEWHERE else "compiled only"
 
 
 def cards_by_state() -> dict[str, list[str]]:

@@ -84,7 +84,7 @@ class Build:
     Attributes:
         source: what is compiled.
         flags: values of the `-D` flags, sorted by name.
-        arch: as `sm_90`.
+        arch: as of `Target`.
         driver: version of the driver; a new one compiles again.
     """
 
@@ -119,7 +119,8 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def compile_source(files: Mapping[str, str], main: str, options: Sequence[str]) -> bytes:
-    """Compile `main` of `files`, which may include the others."""
+    """Compile `main` of `files`, which may include the others; PTX for `-arch=compute_80` and the
+    like, else machine code."""
     library, program = _nvrtc(), ctypes.c_void_p()
     headers = {name: text for name, text in files.items() if name != main}
     created = library.nvrtcCreateProgram(
@@ -135,6 +136,8 @@ def compile_source(files: Mapping[str, str], main: str, options: Sequence[str]) 
         if library.nvrtcCompileProgram(program, len(options), _strings(options)):
             log = _buffer(program, library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog)
             raise CompilationFailed(log.rstrip(b"\0").decode(errors="replace").strip())
+        if any(option.startswith("-arch=compute_") for option in options):
+            return _buffer(program, library.nvrtcGetPTXSize, library.nvrtcGetPTX)
         return _buffer(program, library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -392,7 +395,8 @@ def version() -> int:
 
 
 def target(number: int) -> Target:
-    """A GPU as the compiler sees it. No context is made, so none of its memory is taken."""
+    """A GPU as the compiler sees it, or the older chip whose code it runs. No context is made, so
+    none of its memory is taken."""
     device, found = ctypes.c_int(), ctypes.c_int()
     _call("cuInit", 0)
     _call("cuDeviceGet", ctypes.byref(device), number)
@@ -402,7 +406,8 @@ def target(number: int) -> Target:
         return found.value
 
     capability = attribute(MAJOR), attribute(MINOR)
-    return Target(capability, attribute(SHARED_OPTIN), attribute(MULTIPROCESSORS), version())
+    own = Target(capability, attribute(SHARED_OPTIN), attribute(MULTIPROCESSORS), version())
+    return own.as_older()
 
 
 @cache

@@ -15,6 +15,7 @@ OURS = {
     "--host": "use --expose ADDRESS with --require-key",
     "--max-model-len": "put -- --context-length=N at the end",
     "--tensor-parallel-size": "put -- --tp=N at the end",
+    "--tp": "put -- --tp=N at the end",
     "--gpu-memory-utilization": "put -- --mem-fraction-static=X at the end",
 }
 """Options of vLLM's and SGLang's servers, and what they are here."""
@@ -35,10 +36,11 @@ class FlagsCommand(click.Command):
         except click.NoSuchOption as error:
             if not error.option_name.startswith("--"):
                 raise
+            name = error.option_name
             raise UsageError(
-                f"No such option {error.option_name!r}; a flag of SGLang goes behind --.",
-                hint=OURS.get(error.option_name) or f"try: {ctx.command_path} --help",
-                suggestions=() if error.option_name in OURS else error.possibilities or (),
+                f"No such option {name!r}; a flag of SGLang goes behind --.",
+                hint=OURS.get(name, f"put it there: -- {name}; or try: {ctx.command_path} --help"),
+                suggestions=() if name in OURS else error.possibilities or (),
             ) from None
         flags: tuple[str, ...] = ctx.params.get("engine_flags") or ctx.params.get("flags") or ()
         if len(flags) > behind and not ctx.resilient_parsing:

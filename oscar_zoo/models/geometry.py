@@ -327,6 +327,23 @@ LATENT = "kv_lora_rank"
 """The key of models with multi-head latent attention: the channels of a latent."""
 
 
+_LATENT_NAMES = re.compile(
+    r"(.*/)?(deepseek-(v[23](?!\d)|r1(?!-distill))|kimi-k2|glm-(4\.7-flash|5)(?!\d)).*",
+    re.IGNORECASE,
+)
+"""Models of which most people know the name alone."""
+
+
+def latent_advice(name: str) -> str | None:
+    """What to do with a model that has latents by its name; `None` for any other."""
+    if _LATENT_NAMES.fullmatch(name) is None:
+        return None
+    return (
+        "it has multi-head latent attention (MLA), which is not served. Its folder is enough for"
+        " compute, verify and eval: docs/mla.md"
+    )
+
+
 def is_latent(text: Any) -> bool:
     return number(text, LATENT) > 0
 

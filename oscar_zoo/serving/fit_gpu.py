@@ -26,6 +26,7 @@ from oscar_zoo.engines.sglang.capacity import (
 from oscar_zoo.engines.sglang.sizing import Layout, check_heads, splits
 from oscar_zoo.engines.vllm.command import check_built
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel, UsageError
+from oscar_zoo.models.geometry import latent_advice
 from oscar_zoo.models.other_layers import OtherLayers
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.hubs.address import Sources
@@ -279,7 +280,8 @@ def subject_of(text: str) -> tuple[str, Needs, str | None, str | None]:
     if needs is None:
         raise UsageError(
             f"the shapes of {choice.name} are not known here.",
-            hint="give the folder that holds its config.json",
+            hint=latent_advice(choice.name)
+            or f"{fetch_config(choice.source)}, or give the folder that holds it",
         )
     entry = served_entry(Reference(choice.name))
     manifest = entry.manifest if entry is not None else None

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import cards
 import document
 import machine
 import steps
@@ -124,6 +125,7 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         measured = begin("bench serve", steps.bench_serve, on=beside) if beside else None
         compiled = pool.submit(steps.precompile, check)
         kernels = begin("kernel tests", steps.kernel_tests)
+        older = begin("kernel tests, code of older chips", cards.older_chip_tests)
         plain = begin("OscarCache in transformers", steps.in_transformers)
         chosen = begin("compute with defaults", steps.compute)
         experts = begin("pull --compute, mixture of experts", steps.compute_experts)
@@ -144,20 +146,22 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         own = begin(f"{kinds}drafts of the model", steps.serve_own_drafts, moe)
         both = begin(f"{kinds}hybrid model with drafts", steps.serve_hybrid_drafts, states)
         host = begin("serve --host-cache", steps.serve_with_host, pulled, trained)
-        served = (moe, states, widths, trained, ngrams, own, both, windows, host)
+        formats = [
+            begin(f"bench serve, {one} weights", partial(cards.serve_quantized, name=one), host)
+            for one in cards.SERVED
+        ]
+        served = (*formats, moe, states, widths, trained, ngrams, own, both, windows, host)
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
         other = begin("serve --engine vllm", steps.in_vllm, alone, on=beside or check)
         also = begin("vLLM, trained model", steps.real_in_vllm, trained, other, on=beside or check)
         if measured is None:
-            before = (kernels, plain, alone, also, in_process, *served)
+            before = (kernels, older, plain, alone, also, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)
         shared = begin("vLLM, two GPUs", steps.in_vllm_on_two, measured, also, *served)
         computed = (chosen, pulled, experts, hybrid, windowed, mixed, real, in_process)
-        results = [
-            one.result()
-            for one in (*computed, kernels, plain, alone, other, *served, also, shared, measured)
-        ]
+        engines = (kernels, older, plain, alone, other, *served, also, shared, measured)
+        results = [one.result() for one in (*computed, *engines)]
         compiled.result()
     return results
 

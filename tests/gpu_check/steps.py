@@ -367,9 +367,11 @@ def bench_serve(check: Check) -> str:
     facts = check.zoo("bench", "serve", "--dummy-weights", *shape, *sizes, *few_graphs)
     sides = {side["cache"]: side["cases"][0] for side in facts["sides"]}
     steps = ", ".join(f"{x.upper()} {case['ms_per_token']:.2f} ms" for x, case in sides.items())
+    ready = ", ".join(f"{side['cache'].upper()} {side['start_s']:.0f} s" for side in facts["sides"])
     ratios = {name: facts["capacity_ratio"][f"int2_over_{name}"] for name in ("bf16", "fp8")}
     room = " and ".join(f"{r:.2f}x the tokens of {name.upper()}" for name, r in ratios.items() if r)
-    return f"a decode step at {context} tokens: {steps}; {room or 'tokens not compared'}"
+    room = room or "tokens not compared"
+    return f"a decode step at {context} tokens: {steps}; {room}; ready after {ready}"
 
 
 def precompile(check: Check) -> None:
@@ -383,21 +385,21 @@ def kernel_tests(check: Check) -> str:
     """The tests of kernels and compute that need a GPU, less those that compile a baseline."""
     if check.device == "cpu":
         raise NotTried("these tests need a GPU")
-    return _tests(check, "-m", "gpu", *PARALLEL, *TESTS)
+    return run_tests(check, "-m", "gpu", *PARALLEL, *TESTS)
 
 
 def in_transformers(check: Check) -> str:
     """`OscarCache` in `model.generate`: tokens against the reference, and bytes."""
     if check.device == "cuda":
-        return _tests(check, "-k", "cuda", "-n", "4", "tests/engines/transformers")
-    return _tests(check, "-k", "on-cpu", "tests/engines/transformers/test_devices.py")
+        return run_tests(check, "-k", "cuda", "-n", "4", "tests/engines/transformers")
+    return run_tests(check, "-k", "on-cpu", "tests/engines/transformers/test_devices.py")
 
 
 def in_vllm(check: Check) -> str:
     """Tokens of stock vLLM against the reference, and a server of it behind our front: a second
     turn, and `eval --url`."""
     own = check.with_vllm
-    tests = _tests(own, "-k", "cuda", "-n", "3", "tests/engines/vllm/test_tokens.py")
+    tests = run_tests(own, "-k", "cuda", "-n", "3", "tests/engines/vllm/test_tokens.py")
     prompt, key = passkey_prompt(ROOT)
     line = (NAME, "--model", str(EXAMPLE), "--engine", "vllm")
     with Server(own, *line, engine_flags=OF_VLLM) as server:
@@ -417,7 +419,7 @@ def in_vllm_on_two(check: Check) -> str:
     own = check.with_vllm
     if len(machine.visible()) < 2:
         raise NotTried("this machine has one GPU")
-    return _tests(replace(own, gpu=None), "-k", "2-cuda", "tests/engines/vllm/test_tokens.py")
+    return run_tests(replace(own, gpu=None), "-k", "2-cuda", "tests/engines/vllm/test_tokens.py")
 
 
 def real_in_vllm(check: Check) -> str:
@@ -432,9 +434,11 @@ def real_in_vllm(check: Check) -> str:
 OF_VLLM = ("--gpu-memory-utilization=0.1", "--kv-cache-memory-bytes=2000000000")
 
 
-def _tests(check: Check, *chosen: str) -> str:
+def run_tests(check: Check, *chosen: str, **environment: str) -> str:
+    """Run tests in this checkout; the summary of pytest."""
     command = [check.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
-    done = subprocess.run(command, cwd=ROOT, env=check.visible(), capture_output=True, text=True)
+    env = check.visible() | environment
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     summary = (done.stdout.strip() or "no output").splitlines()[-1]
     if done.returncode != 0 or "passed" not in summary:
         failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

@@ -81,11 +81,12 @@ def test_a_step_for_a_gpu_is_not_tried_on_a_cpu(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(FOLDER)!r})
-import steps, window_drafts
+import cards, steps, window_drafts
 from record import Record
 check = steps.Check(Path("."), "cpu", ())
 tried = (steps.kernel_tests, steps.serve_hybrid, window_drafts.serve_windowed_drafts)
-for step in (*tried, steps.compute_real, steps.serve_real, steps.real_in_vllm):
+tried += (cards.older_chip_tests, steps.compute_real)
+for step in (*tried, steps.serve_real, steps.real_in_vllm):
     found = Record(Path({str(tmp_path / "passed")!r})).timed(step.__name__, step, check)
     assert found.status == "not tried", found
 found = Record(Path({str(tmp_path / "passed")!r}), ["one"]).timed("one", lambda _: "", check)

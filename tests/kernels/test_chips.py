@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from oscar_kernels.decode_attention import cuda
 from oscar_kernels.decode_attention import variant as variants
 from oscar_kernels.spec import QuantSpec
 
+ROOT = Path(__file__).parents[2]
 ALL = pytest.mark.parametrize("capability", chips.CHIPS, ids=lambda x: f"sm_{x[0]}{x[1]}")
 
 
@@ -39,6 +41,20 @@ def test_decode_compiles_with_enough_registers(
     assert stack == 0
 
 
+@pytest.mark.parametrize(("named", "arch", "shared"), [
+    ("sm80", "compute_80", 163 << 10), ("sm89", "compute_89", 99 << 10),
+    ("", "sm_90", 227 << 10), ("sm120", "sm_90", 227 << 10), ("sm75", "sm_90", 227 << 10),
+])  # fmt: skip
+def test_a_later_chip_runs_code_of_an_older_one(
+    named: str, arch: str, shared: int, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(chips.OLDER_CODE, named)
+    target = chips.Target((9, 0), 227 << 10, 132).as_older()
+    assert (target.arch, target.shared_bytes) == (arch, shared)
+    code = cuda.build(variant(), target).code()
+    assert (b".target sm_8" in code) == target.older == (not code.startswith(b"\x7fELF"))
+
+
 @ALL
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("group", [1, 4, 8, 16])
@@ -48,6 +64,19 @@ def test_codes_of_2_bits_have_room_on_every_chip(
     shared = chips.CHIPS[capability].shared_bytes
     made = variants.fitting(variant(head_dim, group=group), shared)
     assert variants.too_large(made, shared) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("chip", "head_dim"), [
+    ("8.0", 128), ("8.6", 256), ("8.9", 512), ("10.0", 128), ("12.0", 256),
+])  # fmt: skip
+def test_kernels_in_triton_compile_and_have_room(chip: str, head_dim: int) -> None:
+    """What a server with heads of so many channels compiles, one variant of each kernel."""
+    command = [sys.executable, ROOT / "contrib/benchmarks/compile_cost.py", "--one-each"]
+    command += ["--chip", chip, "--head-dim", str(head_dim)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
+    assert "_write_kv_int2_kernel (Triton)" in done.stdout
 
 
 @ALL
@@ -73,13 +102,13 @@ def test_what_has_no_room_is_told_in_numbers() -> None:
 
 def test_the_readme_says_which_gpus_work() -> None:
     """One row for each state, with the names of `CHIPS` in their order."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    readme = (ROOT / "README.md").read_text("utf-8")
     rows = re.findall(r"^\| (.+) \| \*(.+?)\*.* \|$", readme, re.MULTILINE)
     told = {state: names.split(", ") for names, state in rows}
     (below, *_) = told.pop(chips.NOT_SUPPORTED)
     assert below.startswith("below sm_{}{}".format(*chips.LOWEST))
     assert told == chips.cards_by_state()
-    assert told["measured"] == ["H100", "H200"] and len(rows) == 3
+    assert told["measured"] == ["H100", "H200"] and len(rows) == 4
     assert chips.state((7, 5)) == chips.NOT_SUPPORTED
 
 

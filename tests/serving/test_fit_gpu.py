@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,8 @@ from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.serving.fit_gpu import FitReport
 from oscar_zoo.serving.memory import estimate_memory, needs_of_recipe
 
-MODELS = Path(__file__).parents[2] / "docs/figures/models"
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "docs/figures/models"
 GB = 10**9
 
 
@@ -122,6 +124,21 @@ def test_weights_are_those_of_the_files_the_shapes_or_the_name(tmp_path: Path) -
     (mine / "model.safetensors").write_bytes(bytes(1000))
     assert fit_gpu(mine.as_posix(), 80 * GB).weights.nbytes == 1000
     assert fit_gpu("Qwen3-14B", 80 * GB).weights.nbytes == 28 * GB
+
+
+@pytest.mark.parametrize(("name", "gigabytes", "tokens"), [
+    ("AWQ", 6.1, 719_000), ("GPTQ", 6.1, 719_000), ("FP8", 9.4, 558_000), ("NVFP4", 6.4, 704_000),
+    ("MXFP4", 13.7, 1_005_000),
+])  # fmt: skip
+def test_what_fits_beside_weights_in_a_format(
+    name: str, gigabytes: float, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/serving.md has it, with the configurations that the GPU check serves."""
+    monkeypatch.syspath_prepend(ROOT / "tests/gpu_check")
+    importlib.import_module("cards").write_config(tmp_path / name, name)
+    found = fit_gpu((tmp_path / name).as_posix(), 24 << 30)
+    assert found.weights.nbytes == pytest.approx(gigabytes * GB, rel=0.01)
+    assert found.of_kind("INT2").tokens == pytest.approx(tokens, rel=0.01)
 
 
 @pytest.mark.parametrize(

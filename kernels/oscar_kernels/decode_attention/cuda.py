@@ -63,7 +63,7 @@ def unsupported(
         return reason
     if query.device.type != "cuda" or torch.version.hip is not None:
         return f"needs an NVIDIA GPU, the query is on {query.device.type}"
-    if torch.cuda.get_device_capability(query.device) < LOWEST:
+    if _triton.target(query.device).capability < LOWEST:
         return f"needs compute capability 8.0, {torch.cuda.get_device_name(query.device)} has less"
     return None
 
@@ -206,19 +206,14 @@ def build(made: AttentionVariant, target: Target) -> nvrtc.Build:
     """How a variant is compiled for a GPU."""
     fitted = fitting(made, target.shared_bytes)
     _refuse(too_large(fitted, target.shared_bytes))
-    arch = "sm_{}{}".format(*target.capability)
-    return nvrtc.Build.of(SOURCE, fitted.flags, arch, target.driver)
+    return nvrtc.Build.of(SOURCE, fitted.flags, target.arch, target.driver)
 
 
 @cache
 def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
-    capability = torch.cuda.get_device_capability(device)
-    properties = torch.cuda.get_device_properties(device)
-    shared = properties.shared_memory_per_block_optin
-    wanted = build(
-        made, Target(capability, shared, _triton.multiprocessors(device), nvrtc.version())
-    )
+    target, properties = _triton.target(device), torch.cuda.get_device_properties(device)
+    wanted = build(made, target)
     code = wanted.code()
     with torch.cuda.device(device):
         torch.cuda.current_stream()
@@ -235,7 +230,7 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
         ring,
         least,
         resident * _triton.multiprocessors(device),
-        capability >= (9, 0),
+        target.capability >= (9, 0),
     )
 
 

@@ -156,7 +156,7 @@ def unsupported(
         return reason
     if key.device.type != "cuda" or torch.version.hip is not None:
         return f"needs an NVIDIA GPU, the keys are on {key.device.type}"
-    if torch.cuda.get_device_capability(key.device) != WRITE:
+    if _triton.target(key.device).capability != WRITE:
         return f"needs compute capability 9.0, not {torch.cuda.get_device_name(key.device)}"
     return None
 

@@ -35,7 +35,9 @@ class WriteTiles:
     programs: int
 
 
-def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> WriteTiles:
+def write_tiles(
+    padded_dim: int, *, sixteen_bit: bool, interpreted: bool, rows: int = 64
+) -> WriteTiles:
     """Tiles for rows of `padded_dim` channels, the larger of K's and V's.
 
     They do not depend on the number of tokens: prefill and decode must sum in the same order, or a
@@ -45,20 +47,20 @@ def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> Wri
 
     Args:
         sixteen_bit: new tokens are bfloat16 or float16, exact operands of the tensor cores.
+        rows: most tokens of a tile.
     """
     if interpreted:
         return WriteTiles(block_m=16, block_k=16, parts=0, warps=4, stages=1, programs=2)
     if padded_dim > 256:
         # Four times the matrix of 128 channels, and half the tokens: compiled for compute
-        # capability 9 it needs as many registers as one of 256, and less shared memory. Not
-        # measured.
+        # capability 9 it needs as many registers as one of 256. Not measured.
         parts = 2 if sixteen_bit else 0
-        return WriteTiles(block_m=32, block_k=32, parts=parts, warps=8, stages=1, programs=128)
+        return WriteTiles(block_m=32, block_k=16, parts=parts, warps=8, stages=1, programs=128)
     if not sixteen_bit:
-        return WriteTiles(block_m=64, block_k=32, parts=0, warps=4, stages=1, programs=64)
+        return WriteTiles(block_m=rows, block_k=32, parts=0, warps=4, stages=1, programs=64)
     if padded_dim > 128:
-        return WriteTiles(block_m=64, block_k=64, parts=2, warps=8, stages=1, programs=64)
-    return WriteTiles(block_m=64, block_k=128, parts=2, warps=4, stages=2, programs=32)
+        return WriteTiles(block_m=rows, block_k=32, parts=2, warps=8, stages=1, programs=64)
+    return WriteTiles(block_m=rows, block_k=128, parts=2, warps=4, stages=2, programs=32)
 
 
 def write_kv_int2(
@@ -126,8 +128,11 @@ def write_kv_int2(
 def usual_tiles(key: Tensor, cache: LayerCache) -> WriteTiles:
     """Those of `write_tiles` for these tensors."""
     padded = 4 * max(_triton.quarter(cache.k_spec), _triton.quarter(cache.v_spec))
+    # Triton 3.6 would put products of 64 rows into the tensor memory of compute capability 10, and
+    # stops with an error of its own.
+    rows = 32 if _triton.capability(key.device)[0] == 10 else 64
     return write_tiles(
-        padded, sixteen_bit=key.dtype.itemsize == 2, interpreted=_triton.interpreted()
+        padded, sixteen_bit=key.dtype.itemsize == 2, interpreted=_triton.interpreted(), rows=rows
     )
 
 
