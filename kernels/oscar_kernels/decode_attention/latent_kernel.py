@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from oscar_kernels.decode_attention.codes_kernel import (
-    HEADROOM,
     LOG2E,
     _affine,
     _log2_bound,
@@ -25,14 +24,19 @@ from oscar_kernels.decode_attention.codes_kernel import (
 )
 from oscar_kernels.decode_attention.kernel import _positions, _share
 
+HEADROOM = tl.constexpr(10.0)
+SLACK = tl.constexpr(5.0)
+"""Weights are below 2^15.1, as in `codes_kernel`. The sums are scaled anew only where a logit is
+more than `SLACK` above the highest so far, in base 2; those below 2^-24 of the top lose bits."""
+
 
 @triton.jit(
     do_not_specialize=["splits", "exact_splits"],
     do_not_specialize_on_alignment=["indptr_ptr", "rows_ptr"],
 )
 def _latent_stage1_kernel(
-    query_ptr, codes_ptr, affine_ptr, slots_ptr, indptr_ptr, rows_ptr, block_ptr, from_ptr,
-    start_ptr, sink_c_ptr, sink_r_ptr, ring_c_ptr, ring_r_ptr, out_ptr, lse_ptr,
+    query_ptr, codes_ptr, rotary_ptr, affine_ptr, slots_ptr, indptr_ptr, rows_ptr, block_ptr,
+    from_ptr, start_ptr, sink_c_ptr, sink_r_ptr, ring_c_ptr, ring_r_ptr, out_ptr, lse_ptr,
     stride_query_token, stride_query_head, sm_scale, cap, splits, exact_splits,
     G: tl.constexpr, D: tl.constexpr, ROPE: tl.constexpr, GROUPS: tl.constexpr,
     SINK: tl.constexpr, RECENT: tl.constexpr, RING: tl.constexpr, M: tl.constexpr,
@@ -58,8 +62,8 @@ def _latent_stage1_kernel(
         lo, hi = _share(a + r - s, split - exact_splits, splits, BLOCK_N)
         if lo < hi:
             pieces, lse = _attend_latents(
-                query, seen, codes_ptr, affine_ptr, slots_ptr + first, lo, hi, a, s - a, sm_scale,
-                cap, D, ROPE, GROUPS, M, BLOCK_N, STAGES, HALF, BF16, CAPPED,
+                query, seen, codes_ptr, rotary_ptr, affine_ptr, slots_ptr + first, lo, hi, a, s - a,
+                sm_scale, cap, D, ROPE, GROUPS, M, BLOCK_N, STAGES, HALF, BF16, CAPPED,
             )  # fmt: skip
             lane = tl.arange(0, D // 8)
             for R in tl.static_range(8):
@@ -85,7 +89,7 @@ def _latent_stage1_kernel(
 
 @triton.jit
 def _attend_latents(
-    query_ptr, seen, codes_ptr, affine_ptr, slots_ptr, lo, hi, a, hole, sm_scale, cap,
+    query_ptr, seen, codes_ptr, rotary_ptr, affine_ptr, slots_ptr, lo, hi, a, hole, sm_scale, cap,
     D: tl.constexpr, ROPE: tl.constexpr, GROUPS: tl.constexpr, M: tl.constexpr,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr, BF16: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -119,18 +123,17 @@ def _attend_latents(
                 whole += tl.sum(raw[R], 0)
         sums = sums + (whole / (down * UNIT),)
     rotary = tl.load(query_ptr[None, :] + (D + j)[:, None], mask=seen[None, :], other=0.0)
-    rotary = rotary.to(ROTARY)
+    rotary = (rotary.to(tl.float32) / (down * UNIT)[None, :]).to(ROTARY)  # by a power of two
     factor = down * (UNIT * sm_scale * LOG2E)
-    unit = 1 / (down * UNIT)
 
     acc = ()
     shift = ()
     for _ in tl.static_range(8):
         acc = acc + (tl.zeros([W, M], tl.float32),)
     for _ in tl.static_range(GROUPS):
-        shift = shift + (tl.zeros([M], tl.float32),)
+        shift = shift + (tl.zeros([BLOCK_N, M], tl.float32),)
     top = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
+    total = tl.zeros([BLOCK_N, M], tl.float32)  # added up at the end, as `shift`
     token = tl.arange(0, BLOCK_N)
     for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
         at = tl.minimum(start + token, hi - 1)
@@ -138,10 +141,12 @@ def _attend_latents(
         lanes = codes_ptr + slot * RECORD
         c = tl.load(lanes[:, None] + w[None, :])  # [BLOCK_N, W]
         turned = tl.load(lanes[None, :] + w[:, None])  # the same, [W, BLOCK_N]
-        rope = tl.load(lanes[:, None] + (W + j)[None, :]).to(tl.bfloat16, bitcast=True)
+        rope = tl.load((rotary_ptr + slot * RECORD)[:, None] + (W + j)[None, :]).to(ROTARY)
         words = _words(affine_ptr, slot, GROUPS)
+        if GROUPS == 4:
+            words = _words(affine_ptr, 2 * slot, 2) + _words(affine_ptr, 2 * slot + 1, 2)
 
-        x = tl.dot(rope.to(ROTARY), rotary, input_precision="ieee") * unit[None, :]
+        x = tl.dot(rope, rotary, input_precision="ieee")
         scales = ()
         offsets = ()
         for g in tl.static_range(GROUPS):
@@ -160,28 +165,39 @@ def _attend_latents(
         bound = _log2_bound(scales[0])
         for g in tl.static_range(1, GROUPS):
             bound = tl.maximum(bound, _log2_bound(scales[g]))
-        higher = tl.maximum(top, tl.max(x + bound[:, None], 0))
-        fade = tl.exp2(top - higher)
-        p = tl.exp2(x - (higher - HEADROOM)[None, :])
-        total = total * fade + tl.sum(p, 0)
-        top = higher
+        highest = tl.max(x + bound[:, None], 0)
+        if tl.max(highest - top, 0) > SLACK:  # seldom, behind the first rows
+            higher = tl.maximum(top, highest)
+            fade = tl.exp2(top - higher)[None, :]
+            top = higher
+            total *= fade
+            faded = ()
+            for g in tl.static_range(GROUPS):
+                faded = faded + (shift[g] * fade,)
+            shift = faded
+            faded = ()
+            for R in tl.static_range(8):
+                faded = faded + (acc[R] * fade,)
+            acc = faded
+        p = tl.exp2(x - (top - HEADROOM)[None, :])
+        total += p
         shifted = ()
         for g in tl.static_range(GROUPS):
-            shifted = shifted + (shift[g] * fade + tl.sum(p * offsets[g][:, None], 0),)
+            shifted = shifted + (shift[g] + p * offsets[g][:, None],)
         shift = shifted
         pieces = ()
         for R in tl.static_range(8):
             weights = (p * scales[(R % 4) * GROUPS // 4][:, None]).to(DTYPE)
             piece = _piece(turned, turned, R, 2, HALF)
-            held = acc[R] * fade[None, :]
-            pieces = pieces + (tl.dot(piece, weights, held, input_precision="ieee"),)
+            pieces = pieces + (tl.dot(piece, weights, acc[R], input_precision="ieee"),)
         acc = pieces
 
     out = ()
+    sure = tl.sum(total, 0)
     for R in tl.static_range(8):
-        moved = shift[(R % 4) * GROUPS // 4]
-        out = out + ((acc[R] * (UNIT / field(R, 2)) + moved[None, :]) / total[None, :],)
-    return out, top - HEADROOM + tl.log2(total)
+        moved = tl.sum(shift[(R % 4) * GROUPS // 4], 0)
+        out = out + ((acc[R] * (UNIT / field(R, 2)) + moved[None, :]) / sure[None, :],)
+    return out, top - HEADROOM + tl.log2(sure)
 
 
 @triton.jit
@@ -205,8 +221,8 @@ def _attend_windows(
     q = ()
     acc = ()
     for i in tl.static_range(4):
-        part = query_ptr[None, :] + (i * Q + channel)[:, None]
-        q = q + (tl.load(part, mask=seen[None, :], other=0.0),)
+        of_query = query_ptr[None, :] + (i * Q + channel)[:, None]
+        q = q + (tl.load(of_query, mask=seen[None, :], other=0.0),)
         acc = acc + (tl.zeros([Q, M], tl.float32),)
     rotary = tl.load(query_ptr[None, :] + (D + j)[:, None], mask=seen[None, :], other=0.0)
     factor = tl.full([M], LOG2E, tl.float32) * sm_scale
