@@ -38,9 +38,16 @@ def _expand_side(
     codes_ptr, affine_ptr, record, affine, out_ptr, out_offset, packed,
     D: tl.constexpr, QUARTER: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """K or V of the lines that are stored as codes."""
+    """K or V of the lines that are stored as codes; with 16 bits they are numbers."""
     column = tl.arange(0, QUARTER)
     mask = packed[:, None] & (column < D // 4)[None, :]
+    if BITS == 16:
+        plain = (codes_ptr + record).to(tl.pointer_type(tl.bfloat16))[:, None] + column[None, :]
+        out_ptr += out_offset[:, None] + column[None, :]
+        for quarter in tl.static_range(4):
+            part = tl.load(plain + quarter * (D // 4), mask=mask, other=0.0)
+            tl.store(out_ptr + quarter * (D // 4), part.to(out_ptr.dtype.element_ty), mask=mask)
+        return
     at_codes = codes_ptr + record[:, None] + column[None, :]
     codes = tl.load(at_codes, mask=mask, other=0).to(tl.int32)
     out_ptr += out_offset[:, None] + column[None, :]
