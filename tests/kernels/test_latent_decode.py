@@ -155,9 +155,7 @@ def test_drafts_are_refused() -> None:
     filling = rows([20], SMALL, drafts=3, sink=2, recent=4)
     query = torch.randn(3, 4, filling.cache.query_dim, device=DEVICE, dtype=DTYPE)
     with pytest.raises(ValueError, match="not built for latents"):
-        latent.decode_attention(
-            query, filling.cache, filling.batch, sm_scale=1.0, drafts=Drafts(3)
-        )
+        latent.decode_attention(query, filling.cache, filling.batch, sm_scale=1.0, drafts=Drafts(3))
 
 
 @pytest.mark.gpu

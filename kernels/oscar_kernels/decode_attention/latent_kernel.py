@@ -1,10 +1,10 @@
-"""Split-KV attention over latents (MLA), stage 1: partial outputs and their lse per split. All query
-heads share one row, whose latent is key and value at once.
+"""Split-KV attention over latents (MLA), stage 1: partial outputs and their lse per split. All
+query heads share one row, whose latent is key and value at once.
 
-As in `codes_kernel` tokens and channels are on the long side of the tensor cores, query heads on the
-short one, and codes meet them as they lie in memory. Here the lanes of a row are used twice: for the
-logits `S^T = C q^T`, and turned around for the sums `O^T = C^T P^T`. The rotary key beside the
-codes, in 16 bits, goes into the logits alone.
+As in `codes_kernel` tokens and channels are on the long side of the tensor cores, query heads on
+the short one, and codes meet them as they lie in memory. Here the lanes of a row are used twice:
+for the logits `S^T = C q^T`, and turned around for the sums `O^T = C^T P^T`. The rotary key beside
+the codes, in 16 bits, goes into the logits alone.
 """
 # ruff: noqa: RUF005 - Triton has no starred tuples.
 # mypy: ignore-errors
