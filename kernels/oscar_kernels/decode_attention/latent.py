@@ -95,9 +95,9 @@ def decode_attention(
     requests, heads = query.shape[:2]
     _latent_stage1_kernel[(-(-heads // tiles.heads), splits + exact, requests)](
         query, cache.codes.view(torch.int16), cache.codes.view(torch.bfloat16),
-        cache.affine.view(torch.int32), batch.kv_indices, batch.kv_indptr, batch.rows, *batch.windows.tensors, cache.sink_k, cache.sink_v,
-        cache.ring_k, cache.ring_v, partial, sums, *query.stride()[:2], sm_scale,
-        logit_cap / math.log(2), splits, exact,
+        cache.affine.view(torch.int32), batch.kv_indices, batch.kv_indptr, batch.rows,
+        *batch.windows.tensors, cache.sink_k, cache.sink_v, cache.ring_k, cache.ring_v, partial,
+        sums, *query.stride()[:2], sm_scale, logit_cap / math.log(2), splits, exact,
         G=heads, D=cache.out_dim, ROPE=cache.v_spec.head_dim, GROUPS=cache.k_spec.num_groups,
         SINK=cache.sink, RECENT=cache.recent, RING=max(1, cache.ring_rows), M=tiles.heads,
         BLOCK_N=tiles.block_n, EXACT_BLOCK_N=tiles.exact_block_n, STAGES=tiles.stages,
