@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -36,10 +37,8 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
     Args:
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
     """
-    if cache.latent:
-        return latent.decode_attention(query, cache, batch, **options)
-    if _too_wide(cache):
-        return triton_launcher.decode_attention(query, cache, batch, **options)
+    if cache.latent or _too_wide(cache):
+        return in_triton(cache)(query, cache, batch, **options)
     drafts, learned_sinks = options.get("drafts"), options.get("sink_logits") is not None
     reason = cuda_launcher.unsupported(query, cache, batch, drafts) or cuda_launcher.unbuildable(
         query, cache, batch, options.get("logit_cap", 0.0), drafts, learned_sinks=learned_sinks
@@ -48,6 +47,11 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
         return cuda_launcher.decode_attention(query, cache, batch, checked=True, **options)
     _tell(reason)
     return triton_launcher.decode_attention(query, cache, batch, **options)
+
+
+def in_triton(cache: LayerCache) -> Callable[..., Tensor]:
+    """`decode_attention` in Triton for such rows."""
+    return latent.decode_attention if cache.latent else triton_launcher.decode_attention
 
 
 def planned(
