@@ -28,7 +28,7 @@ MODELS = {
     "DeepSeek-V2-Lite": (16, 1, 512, 64),
     "DeepSeek-V3": (128, 1, 512, 64),
 }
-"""Query heads, KV heads, channels of K and of V; with latents (MLA) of a latent and a rotary key."""
+"""Query heads, KV heads, channels of K and of V; of latents (MLA) and of rotary keys."""
 LATENT = ("DeepSeek-V2-Lite", "DeepSeek-V3")
 
 

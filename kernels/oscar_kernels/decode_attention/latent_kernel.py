@@ -101,6 +101,7 @@ def _attend_latents(
     UNIT: tl.constexpr = 16777216.0 if HALF else 1.0
     DTYPE: tl.constexpr = tl.float16 if HALF else tl.float32
     ROTARY: tl.constexpr = tl.bfloat16 if HALF else tl.float32
+    KEPT: tl.constexpr = BLOCK_N if M <= 16 else 1
     w = tl.arange(0, W)
     j = tl.arange(0, ROPE)
 
@@ -131,9 +132,9 @@ def _attend_latents(
     for _ in tl.static_range(8):
         acc = acc + (tl.zeros([W, M], tl.float32),)
     for _ in tl.static_range(GROUPS):
-        shift = shift + (tl.zeros([BLOCK_N, M], tl.float32),)
+        shift = shift + (tl.zeros([KEPT, M], tl.float32),)
     top = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_N, M], tl.float32)  # added up at the end, as `shift`
+    total = tl.zeros([KEPT, M], tl.float32)
     token = tl.arange(0, BLOCK_N)
     for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
         at = tl.minimum(start + token, hi - 1)
@@ -180,10 +181,10 @@ def _attend_latents(
                 faded = faded + (acc[R] * fade,)
             acc = faded
         p = tl.exp2(x - (top - HEADROOM)[None, :])
-        total += p
+        total += _kept(p, KEPT)
         shifted = ()
         for g in tl.static_range(GROUPS):
-            shifted = shifted + (shift[g] + p * offsets[g][:, None],)
+            shifted = shifted + (shift[g] + _kept(p * offsets[g][:, None], KEPT),)
         shift = shifted
         pieces = ()
         for R in tl.static_range(8):
@@ -198,6 +199,13 @@ def _attend_latents(
         moved = tl.sum(shift[(R % 4) * GROUPS // 4], 0)
         out = out + ((acc[R] * (UNIT / field(R, 2)) + moved[None, :]) / sure[None, :],)
     return out, top - HEADROOM + tl.log2(sure)
+
+
+@triton.jit
+def _kept(x, KEPT: tl.constexpr):
+    """What is added up of every tile `[BLOCK_N, M]`: its rows, which are summed at the end, or
+    their sum where registers are needed for more heads."""
+    return tl.sum(x, 0)[None, :] if KEPT == 1 else x
 
 
 @triton.jit

@@ -489,11 +489,6 @@ MODEL = (
 
 LATENTS = (
     Refusal(
-        "MLA on a GPU",
-        "no kernel reads its latents yet, and the plain executor is for CPUs",
-        _other_than("device", "cpu"),
-    ),
-    Refusal(
         "MLA on several GPUs or workers",
         "nobody has tried it",
         lambda config: any(_number(config, f"{kind}_size") > 1 for kind in ("tp", "dp", "pp")),
