@@ -38,16 +38,9 @@ def _expand_side(
     codes_ptr, affine_ptr, record, affine, out_ptr, out_offset, packed,
     D: tl.constexpr, QUARTER: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """K or V of the lines that are stored as codes; with 16 bits they are numbers."""
+    """K or V of the lines that are stored as codes."""
     column = tl.arange(0, QUARTER)
     mask = packed[:, None] & (column < D // 4)[None, :]
-    if BITS == 16:
-        plain = (codes_ptr + record).to(tl.pointer_type(tl.bfloat16))[:, None] + column[None, :]
-        out_ptr += out_offset[:, None] + column[None, :]
-        for quarter in tl.static_range(4):
-            part = tl.load(plain + quarter * (D // 4), mask=mask, other=0.0)
-            tl.store(out_ptr + quarter * (D // 4), part.to(out_ptr.dtype.element_ty), mask=mask)
-        return
     at_codes = codes_ptr + record[:, None] + column[None, :]
     codes = tl.load(at_codes, mask=mask, other=0).to(tl.int32)
     out_ptr += out_offset[:, None] + column[None, :]
@@ -63,6 +56,18 @@ def _expand_side(
             codes = tl.load(at_codes + D // 4, mask=mask, other=0).to(tl.int32)
         rows = _dequantized(codes, BITS * (quarter % (8 // BITS)), BITS, scale, offset)
         tl.store(out_ptr + quarter * (D // 4), rows.to(dtype), mask=mask)
+
+
+@triton.jit
+def _copy_stored(
+    codes_ptr, record, out_ptr, out_offset, packed, D: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    """V of such lines where it is a rotary key, whose numbers are stored."""
+    column = tl.arange(0, PADDED)
+    mask = packed[:, None] & (column < D)[None, :]
+    stored = (codes_ptr + record).to(tl.pointer_type(tl.bfloat16))[:, None] + column[None, :]
+    rows = tl.load(stored, mask=mask, other=0.0).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + out_offset[:, None] + column[None, :], rows, mask=mask)
 
 
 @triton.jit
@@ -128,10 +133,15 @@ def _materialize_prefix_kernel(
         codes_ptr, affine_ptr, record, affine, out_k_ptr, line * DK, packed, DK, QUARTER_K,
         GROUPS_K, BITS_K,
     )  # fmt: skip
-    _expand_side(
-        codes_ptr + DK * BITS_K // 8, affine_ptr + 2 * GROUPS_K, record, affine, out_v_ptr,
-        line * DV, packed, DV, QUARTER_V, GROUPS_V, BITS_V,
-    )  # fmt: skip
+    if BITS_V == 16:
+        _copy_stored(
+            codes_ptr + DK * BITS_K // 8, record, out_v_ptr, line * DV, packed, DV, 4 * QUARTER_V
+        )
+    else:
+        _expand_side(
+            codes_ptr + DK * BITS_K // 8, affine_ptr + 2 * GROUPS_K, record, affine, out_v_ptr,
+            line * DV, packed, DV, QUARTER_V, GROUPS_V, BITS_V,
+        )  # fmt: skip
     if tl.max((in_sink | in_ring).to(tl.int32), 0) > 0:
         block = tl.load(sink_block_ptr + row).to(tl.int64)
         sink = (block * SINK + position) * HEADS + head

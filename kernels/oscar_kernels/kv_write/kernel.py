@@ -160,24 +160,25 @@ def _write_kv_int2_kernel(
     AFFINE: tl.constexpr = 2 * (GROUPS_K + GROUPS_V)
     head = tl.program_id(0) % HEADS
     program = tl.program_id(0) // HEADS
-    if program < kv_programs and BITS_V == 16:
-        _copy_rotary(
-            value_ptr, value_out_ptr, stride_value_t, codes_ptr + DK * BITS_K // 8, RECORD,
-            ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
-            tokens, program, kv_programs, DV, 4 * QUARTER_V, RECENT, RING, SINK, SLOTS, WINDOWS,
-            ROWS_OUT, BLOCK_M,
-        )  # fmt: skip
-    elif program < kv_programs:
-        _write_side(
-            value_ptr, value_out_ptr, stride_value_t, stride_value_h, v_forward_ptr, v_forward_ptr,
-            stride_v_forward, 0, codes_ptr + DK * BITS_K // 8, affine_ptr + 2 * GROUPS_K,
-            RECORD, AFFINE,
-            ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
-            feedback_ptr, tokens, head, program, kv_programs,
-            HEADS, DV, QUARTER_V, GROUPS_V, BITS_V, RANK_V, LANE_COLUMNS, RECENT, RING, SINK,
-            LARGEST, PTX, False, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_V,
-            STAGES, False,
-        )  # fmt: skip
+    if program < kv_programs:
+        if BITS_V == 16:
+            _copy_rotary(
+                value_ptr, value_out_ptr, stride_value_t, codes_ptr + DK * BITS_K // 8, RECORD,
+                ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr,
+                sink_block_ptr, tokens, program, kv_programs, DV, 4 * QUARTER_V, RECENT, RING,
+                SINK, SLOTS, WINDOWS, ROWS_OUT, BLOCK_M,
+            )  # fmt: skip
+        else:
+            _write_side(
+                value_ptr, value_out_ptr, stride_value_t, stride_value_h, v_forward_ptr,
+                v_forward_ptr, stride_v_forward, 0, codes_ptr + DK * BITS_K // 8,
+                affine_ptr + 2 * GROUPS_K, RECORD, AFFINE,
+                ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr,
+                sink_block_ptr, feedback_ptr, tokens, head, program, kv_programs,
+                HEADS, DV, QUARTER_V, GROUPS_V, BITS_V, RANK_V, LANE_COLUMNS, RECENT, RING, SINK,
+                LARGEST, PTX, False, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M,
+                BLOCK_K_V, STAGES, False,
+            )  # fmt: skip
     elif program < 2 * kv_programs:
         _write_side(
             key_ptr, key_out_ptr, stride_key_t, stride_key_h, k_forward_ptr, k_mean_ptr,
