@@ -52,8 +52,8 @@ class LatentTiles:
 def latent_tiles(num_q_heads: int) -> LatentTiles:
     """Tiles for so many query heads."""
     if num_q_heads <= 16:
-        return LatentTiles(16, 64, 32, 4, 3, 2)
-    return LatentTiles(32, 64, 32, 4, 3, 2)
+        return LatentTiles(16, 64, 32, 8, 4, 2, 128)
+    return LatentTiles(32, 64, 32, 8, 4, 1)
 
 
 def decode_attention(
@@ -124,7 +124,7 @@ def _splits(tiles: LatentTiles, cache: LayerCache, batch: int, heads: int) -> tu
     sms = _triton.multiprocessors(cache.codes.device)
     blocks = max(1, batch) * -(-heads // tiles.heads)
     programs = min(MOST_SPLITS, max(LEAST_SPLITS, sms * tiles.resident // blocks))
-    exact = min(max(1, programs // 8), -(-(cache.sink + cache.recent) // 64))
+    exact = min(max(1, programs // 12), -(-(cache.sink + cache.recent) // 64))
     return programs - exact, exact
 
 

@@ -1,10 +1,10 @@
 """Split-KV attention over latents (MLA), stage 1: partial outputs and their lse per split. All
 query heads share one row, whose latent is key and value at once.
 
-As in `codes_kernel` tokens and channels are on the long side of the tensor cores, query heads on
-the short one, and codes meet them as they lie in memory. Here the lanes of a row are used twice:
-for the logits `S^T = C q^T`, and turned around for the sums `O^T = C^T P^T`. The rotary key beside
-the codes, in 16 bits, goes into the logits alone.
+Codes meet the tensor cores as they lie in memory, in the pieces of `codes_kernel`. Here query heads
+are on the long side of the products and tokens on the short one, so that 16 heads fill a tile, and
+the lanes of a row are used twice: for the logits `S = q C^T`, and turned around for the sums
+`O = P C`. The rotary key beside the codes, in 16 bits, goes into the logits alone.
 """
 # ruff: noqa: RUF005 - Triton has no starred tuples.
 # mypy: ignore-errors
@@ -68,8 +68,8 @@ def _latent_stage1_kernel(
             lane = tl.arange(0, D // 8)
             for R in tl.static_range(8):
                 channel = 2 * lane + R // 4 + (R % 4) * (D // 4)
-                to = out_ptr + where[None, :] * D + channel[:, None]
-                tl.store(to, pieces[R], mask=seen[None, :])
+                to = out_ptr + where[:, None] * D + channel[None, :]
+                tl.store(to, pieces[R], mask=seen[:, None])
     else:
         lo, hi = _share(s - a + n - r, split, exact_splits, EXACT_BLOCK_N)
         if lo < hi:
@@ -95,81 +95,84 @@ def _attend_latents(
     CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Rows `lo .. hi - 1` of a request that are codes, counted without the `hole` of exact ones at
-    position `a`; arguments and results as of `codes_kernel._attend_codes`."""
+    position `a`; arguments as of `codes_kernel._attend_codes`.
+
+    Returns:
+        Eight pieces `[M, lanes]` of the output and its base-2 lse `[M]`.
+    """
     W: tl.constexpr = D // 8
     RECORD: tl.constexpr = W + ROPE
     UNIT: tl.constexpr = 16777216.0 if HALF else 1.0
     DTYPE: tl.constexpr = tl.float16 if HALF else tl.float32
     ROTARY: tl.constexpr = tl.bfloat16 if HALF else tl.float32
-    KEPT: tl.constexpr = BLOCK_N if M <= 16 else 1
     w = tl.arange(0, W)
     j = tl.arange(0, ROPE)
 
     raw = ()
     largest = tl.zeros([M], tl.float32)
-    for R in tl.static_range(8):
-        channel = 2 * w + R // 4 + (R % 4) * (2 * W)
-        part = tl.load(query_ptr[None, :] + channel[:, None], mask=seen[None, :], other=0.0)
-        raw = raw + (part.to(tl.float32),)
-        largest = tl.maximum(largest, tl.max(tl.abs(raw[R]), 0))
+    for R in tl.static_range(4):
+        even, odd = _pairs(query_ptr[:, None] + (R * 2 * W + 2 * w)[None, :], seen[:, None])
+        raw = raw + (even, odd)
+        largest = tl.maximum(largest, tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 1))
     up, down = _powers(largest, HALF)
     q = ()
-    for R in tl.static_range(8):
-        q = q + ((raw[R] * up[None, :] * (1 / field(R, 2))).to(DTYPE),)
     sums = ()
+    for R in tl.static_range(8):
+        q = q + ((raw[R % 4 * 2 + R // 4] * up[:, None] * (1 / field(R, 2))).to(DTYPE),)
     for g in tl.static_range(GROUPS):
         whole = tl.zeros([M], tl.float32)
-        for R in tl.static_range(8):
-            if g == (R % 4) * GROUPS // 4:
-                whole += tl.sum(raw[R], 0)
+        for R in tl.static_range(4):
+            if g == R * GROUPS // 4:
+                whole += tl.sum(raw[2 * R] + raw[2 * R + 1], 1)
         sums = sums + (whole / (down * UNIT),)
-    rotary = tl.load(query_ptr[None, :] + (D + j)[:, None], mask=seen[None, :], other=0.0)
-    rotary = (rotary.to(tl.float32) / (down * UNIT)[None, :]).to(ROTARY)  # by a power of two
+    rotary = tl.load(query_ptr[:, None] + (D + j)[None, :], mask=seen[:, None], other=0.0)
+    rotary = (rotary.to(tl.float32) / (down * UNIT)[:, None]).to(ROTARY)  # by a power of two
     factor = down * (UNIT * sm_scale * LOG2E)
 
     acc = ()
     shift = ()
     for _ in tl.static_range(8):
-        acc = acc + (tl.zeros([W, M], tl.float32),)
+        acc = acc + (tl.zeros([M, W], tl.float32),)
     for _ in tl.static_range(GROUPS):
-        shift = shift + (tl.zeros([KEPT, M], tl.float32),)
+        shift = shift + (tl.zeros([M, BLOCK_N], tl.float32),)
     top = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([KEPT, M], tl.float32)
+    total = tl.zeros([M, BLOCK_N], tl.float32)  # rows are added up at the end, as of `shift`
     token = tl.arange(0, BLOCK_N)
     for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
         at = tl.minimum(start + token, hi - 1)
         slot = tl.load(slots_ptr + tl.where(at < a, at, at + hole)).to(tl.int64)
         lanes = codes_ptr + slot * RECORD
-        c = tl.load(lanes[:, None] + w[None, :])  # [BLOCK_N, W]
-        turned = tl.load(lanes[None, :] + w[:, None])  # the same, [W, BLOCK_N]
-        rope = tl.load((rotary_ptr + slot * RECORD)[:, None] + (W + j)[None, :]).to(ROTARY)
+        keys = rotary_ptr + slot * RECORD + W
+        c = tl.load(lanes[None, :] + w[:, None])  # [W, BLOCK_N]
+        turned = tl.load(lanes[:, None] + w[None, :])  # the same, [BLOCK_N, W]
+        rope = tl.load(keys[None, :] + j[:, None]).to(ROTARY)
         words = _words(affine_ptr, slot, GROUPS)
         if GROUPS == 4:
             words = _words(affine_ptr, 2 * slot, 2) + _words(affine_ptr, 2 * slot + 1, 2)
 
-        x = tl.dot(rope, rotary, input_precision="ieee")
+        x = tl.dot(rotary, rope, input_precision="ieee")
         scales = ()
         offsets = ()
         for g in tl.static_range(GROUPS):
-            product = tl.zeros([BLOCK_N, M], tl.float32)
+            product = tl.zeros([M, BLOCK_N], tl.float32)
             for R in tl.static_range(8):
                 if g == (R % 4) * GROUPS // 4:
                     piece = _piece(c, c, R, 2, HALF)
-                    product = tl.dot(piece, q[R], product, input_precision="ieee")
+                    product = tl.dot(q[R], piece, product, input_precision="ieee")
             scale, offset = _affine(words[g], BF16)
-            x += product * scale[:, None] + sums[g][None, :] * offset[:, None]
+            x += product * scale[None, :] + sums[g][:, None] * offset[None, :]
             scales = scales + (scale,)
             offsets = offsets + (offset,)
-        hidden = tl.where(start + token < hi, 0.0, float("-inf"))
-        x = _logits(x, factor, cap, CAPPED) + hidden[:, None]
+        x = _base_2(x, factor, cap, CAPPED)
+        x += tl.where(start + token < hi, 0.0, float("-inf"))[None, :]
 
-        bound = _log2_bound(scales[0])
+        largest_scale = scales[0]
         for g in tl.static_range(1, GROUPS):
-            bound = tl.maximum(bound, _log2_bound(scales[g]))
-        highest = tl.max(x + bound[:, None], 0)
+            largest_scale = tl.maximum(largest_scale, scales[g])
+        highest = tl.max(x + _log2_bound(largest_scale)[None, :], 1)
         if tl.max(highest - top, 0) > SLACK:  # seldom, behind the first rows
             higher = tl.maximum(top, highest)
-            fade = tl.exp2(top - higher)[None, :]
+            fade = tl.exp2(top - higher)[:, None]
             top = higher
             total *= fade
             faded = ()
@@ -180,32 +183,45 @@ def _attend_latents(
             for R in tl.static_range(8):
                 faded = faded + (acc[R] * fade,)
             acc = faded
-        p = tl.exp2(x - (top - HEADROOM)[None, :])
-        total += _kept(p, KEPT)
+        p = tl.exp2(x - (top - HEADROOM)[:, None])
+        total += p
         shifted = ()
         for g in tl.static_range(GROUPS):
-            shifted = shifted + (shift[g] + _kept(p * offsets[g][:, None], KEPT),)
+            shifted = shifted + (shift[g] + p * offsets[g][None, :],)
         shift = shifted
         pieces = ()
         for R in tl.static_range(8):
-            weights = (p * scales[(R % 4) * GROUPS // 4][:, None]).to(DTYPE)
+            weights = (p * scales[(R % 4) * GROUPS // 4][None, :]).to(DTYPE)
             piece = _piece(turned, turned, R, 2, HALF)
-            pieces = pieces + (tl.dot(piece, weights, acc[R], input_precision="ieee"),)
+            pieces = pieces + (tl.dot(weights, piece, acc[R], input_precision="ieee"),)
         acc = pieces
 
     out = ()
-    sure = tl.sum(total, 0)
+    sure = tl.sum(total, 1)
     for R in tl.static_range(8):
-        moved = tl.sum(shift[(R % 4) * GROUPS // 4], 0)
-        out = out + ((acc[R] * (UNIT / field(R, 2)) + moved[None, :]) / sure[None, :],)
+        moved = tl.sum(shift[(R % 4) * GROUPS // 4], 1)
+        out = out + ((acc[R] * (UNIT / field(R, 2)) + moved[:, None]) / sure[:, None],)
     return out, top - HEADROOM + tl.log2(sure)
 
 
 @triton.jit
-def _kept(x, KEPT: tl.constexpr):
-    """What is added up of every tile `[BLOCK_N, M]`: its rows, which are summed at the end, or
-    their sum where registers are needed for more heads."""
-    return tl.sum(x, 0)[None, :] if KEPT == 1 else x
+def _pairs(pointers, mask):
+    """Numbers at even places and those behind them, float32."""
+    dtype: tl.constexpr = pointers.dtype.element_ty
+    if dtype == tl.bfloat16:
+        both = tl.load(pointers.to(tl.pointer_type(tl.int32)), mask=mask, other=0)
+        even = (both << 16).to(tl.float32, bitcast=True)
+        odd = (both & -65536).to(tl.float32, bitcast=True)
+    else:
+        even = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+        odd = tl.load(pointers + 1, mask=mask, other=0.0).to(tl.float32)
+    return even, odd
+
+
+@triton.jit
+def _base_2(x, factor, cap, CAPPED: tl.constexpr):
+    """As `_logits`, with a factor for each row."""
+    return tl.trans(_logits(tl.trans(x), factor, cap, CAPPED)) if CAPPED else x * factor[:, None]
 
 
 @triton.jit
