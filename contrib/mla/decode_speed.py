@@ -3,6 +3,7 @@ servers over a cache in BF16: CSV on standard output. Slots are random, and the 
 
     decode_speed.py --only ours,flashinfer-fa2,flashinfer-fa3,triton
     decode_speed.py --only fa3                    in an environment with vLLM
+    decode_speed.py --only write,write-carried    the write of a decode step
     decode_speed.py --only ours --heads 16 --tiles 16,64,32,4,3,2 16,64,32,4,3,3,168
 
 Rows have 512 channels of a latent and 64 of a rotary key, and windows 64 and 256 tokens. `ours` is
@@ -28,9 +29,17 @@ sys.path[:0] = [str(ROOT / "kernels"), str(ROOT / "contrib/kernel_bench")]
 import timing  # noqa: E402
 
 from oscar_kernels import reference  # noqa: E402
-from oscar_kernels.cache import BatchView, LayerCache, WindowState, allocate  # noqa: E402
+from oscar_kernels.cache import (  # noqa: E402
+    BatchView,
+    LayerCache,
+    TokenTargets,
+    Transforms,
+    WindowState,
+    allocate,
+)
 from oscar_kernels.decode_attention import latent  # noqa: E402
 from oscar_kernels.decode_attention.launcher import Workspace  # noqa: E402
+from oscar_kernels.kv_write.launcher import write_kv_int2  # noqa: E402
 from oscar_kernels.spec import PLAIN, QuantSpec  # noqa: E402
 
 LATENT, ROTARY, SINK, RECENT, PAGE = 512, 64, 64, 256, 64
@@ -55,6 +64,8 @@ def main() -> None:
                 torch.manual_seed(0)
                 if name == "ours":
                     ours(number, length, heads, chosen)
+                elif name in WRITES:
+                    written(name, number, heads, chosen.replays)
                 else:
                     theirs(name, number, length, heads, chosen.replays)
                 torch.cuda.empty_cache()
@@ -100,6 +111,24 @@ def ours(number: int, length: int, heads: int, chosen: Any) -> None:
         if not given:
             both = [partial(run, cache=one, o_partner=partner) for one in caches]
             tell("ours+partner", case, row, both, chosen.replays)
+
+
+WRITES = {"write": False, "write-carried": True}
+"""Writes of a decode step, and whether they carry errors on."""
+
+
+def written(name: str, number: int, heads: int, replays: int) -> None:
+    """The new row of every request, and its queries, transformed, quantized and stored."""
+    caches, batch = filled(number, SINK, layers=4)
+    row = [torch.randn(number, 1, x, device="cuda").bfloat16() for x in (LATENT, ROTARY)]
+    query = torch.randn(number, heads, LATENT + ROTARY, device="cuda").bfloat16()
+    matrix = torch.linalg.qr(torch.randn(1, LATENT, LATENT, device="cuda"))[0].contiguous()
+    feedback = (0.1 * torch.randn_like(matrix)).triu(1).half() if WRITES[name] else None
+    pairs = Transforms(*[matrix] * 4, None, feedback)
+    targets = TokenTargets(batch.kv_indices[:number], batch.rows, batch.rows * 0, batch.rows)
+    given = {"windows": batch.windows, "query": query, "query_out": torch.empty_like(query)}
+    calls = [partial(write_kv_int2, *row, one, pairs, targets, **given) for one in caches]
+    tell(name, (number, 1, heads), 2 * (LATENT + ROTARY), calls, replays)
 
 
 def check(run: Callable[..., Any], query: Any, cache: LayerCache, batch: BatchView) -> None:
