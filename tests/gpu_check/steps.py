@@ -369,8 +369,11 @@ def serve_latents(check: Check) -> str:
     """`compute ./FOLDER` of a model that caches latents (MLA), and `eval --engine sglang`."""
     if check.device != "cuda":
         raise NotTried("latents are served on a GPU only")
-    computed = compute_random(check, LATENT)
-    return f"{computed}; {server_figures(check.zoo(*_eval(LATENT), *check.engine))}"
+    few = ("--method", "wush", "--calib-tokens", "4096", "--seq-len", "1024", "--allow-poor")
+    check.zoo("compute", f"./{LATENT}", *few, "--output-dir", f"./{LATENT}-rotation")
+    asked = ("--engine", "sglang", "--task", "perplexity", "--windows", "2")
+    model = (f"./{LATENT}-rotation", "--model", f"./{LATENT}")
+    return server_figures(check.zoo("eval", *model, *asked, *check.engine))
 
 
 def bench_serve(check: Check) -> str:
