@@ -31,14 +31,14 @@ more than `SLACK` above the highest so far, in base 2; those below 2^-24 of the 
 
 
 @triton.jit(
-    do_not_specialize=["splits", "exact_splits"],
+    do_not_specialize=["heads", "splits", "exact_splits"],
     do_not_specialize_on_alignment=["indptr_ptr", "rows_ptr"],
 )
 def _latent_stage1_kernel(
     query_ptr, codes_ptr, rotary_ptr, affine_ptr, slots_ptr, indptr_ptr, rows_ptr, block_ptr,
     from_ptr, start_ptr, sink_c_ptr, sink_r_ptr, ring_c_ptr, ring_r_ptr, out_ptr, lse_ptr,
-    stride_query_token, stride_query_head, sm_scale, cap, splits, exact_splits,
-    G: tl.constexpr, D: tl.constexpr, ROPE: tl.constexpr, GROUPS: tl.constexpr,
+    stride_query_token, stride_query_head, sm_scale, cap, heads, splits, exact_splits,
+    D: tl.constexpr, ROPE: tl.constexpr, GROUPS: tl.constexpr,
     SINK: tl.constexpr, RECENT: tl.constexpr, RING: tl.constexpr, M: tl.constexpr,
     BLOCK_N: tl.constexpr, EXACT_BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HALF: tl.constexpr,
     BF16: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr,
@@ -50,9 +50,9 @@ def _latent_stage1_kernel(
     b = tl.program_id(2)
     split = tl.program_id(1)
     head = tl.program_id(0) * M + tl.arange(0, M)
-    seen = head < G
+    seen = head < heads
     query = query_ptr + b.to(tl.int64) * stride_query_token + head * stride_query_head
-    where = (b.to(tl.int64) * G + head) * (exact_splits + splits) + split
+    where = (b.to(tl.int64) * heads + head) * (exact_splits + splits) + split
     first = tl.load(indptr_ptr + b).to(tl.int64)
     n = (tl.load(indptr_ptr + b + 1) - first).to(tl.int32)
     row = tl.load(rows_ptr + b).to(tl.int64)
