@@ -59,6 +59,18 @@ def _expand_side(
 
 
 @triton.jit
+def _copy_stored(
+    codes_ptr, record, out_ptr, out_offset, packed, D: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    """V of such lines where it is a rotary key, whose numbers are stored."""
+    column = tl.arange(0, PADDED)
+    mask = packed[:, None] & (column < D)[None, :]
+    stored = (codes_ptr + record).to(tl.pointer_type(tl.bfloat16))[:, None] + column[None, :]
+    rows = tl.load(stored, mask=mask, other=0.0).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + out_offset[:, None] + column[None, :], rows, mask=mask)
+
+
+@triton.jit
 def _copy_side(
     ring_ptr, sink_ptr, ring, sink, out_ptr, out_offset, in_ring, in_sink,
     D: tl.constexpr, PADDED: tl.constexpr,
@@ -121,10 +133,15 @@ def _materialize_prefix_kernel(
         codes_ptr, affine_ptr, record, affine, out_k_ptr, line * DK, packed, DK, QUARTER_K,
         GROUPS_K, BITS_K,
     )  # fmt: skip
-    _expand_side(
-        codes_ptr + DK * BITS_K // 8, affine_ptr + 2 * GROUPS_K, record, affine, out_v_ptr,
-        line * DV, packed, DV, QUARTER_V, GROUPS_V, BITS_V,
-    )  # fmt: skip
+    if BITS_V == 16:
+        _copy_stored(
+            codes_ptr + DK * BITS_K // 8, record, out_v_ptr, line * DV, packed, DV, 4 * QUARTER_V
+        )
+    else:
+        _expand_side(
+            codes_ptr + DK * BITS_K // 8, affine_ptr + 2 * GROUPS_K, record, affine, out_v_ptr,
+            line * DV, packed, DV, QUARTER_V, GROUPS_V, BITS_V,
+        )  # fmt: skip
     if tl.max((in_sink | in_ring).to(tl.int32), 0) > 0:
         block = tl.load(sink_block_ptr + row).to(tl.int64)
         sink = (block * SINK + position) * HEADS + head

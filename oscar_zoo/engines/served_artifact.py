@@ -248,12 +248,24 @@ def _with_manifest(manifest: Manifest, files: Mapping[str, bytes], where: str) -
             )
     if len(read) == 2:
         return _pair(read[0], read[1], manifest, where)
-    ((latents, entry),) = read
-    digest = manifest.digest or artifact_digest((entry,))
-    return ServedArtifact(latents, latents, digest, manifest, where, {"k": entry.path})
+    return _of_latents(read[0], manifest, where)
+
+
+LATENTS = "latent_rotation.pt"
+"""The file of latents in a folder without a manifest, which `oscar-zoo serve` writes."""
+
+
+def _of_latents(file: _File, manifest: Manifest | None, where: str) -> ServedArtifact:
+    latents, entry = file
+    digest = manifest.digest if manifest is not None else None
+    return ServedArtifact(
+        latents, latents, digest or artifact_digest((entry,)), manifest, where, {"k": entry.path}
+    )
 
 
 def _without_manifest(files: Sequence[_File], where: str) -> ServedArtifact:
+    if [entry.path for _, entry in files] == [LATENTS]:
+        return _of_latents(files[0], None, where)
     sides: dict[str, _File] = {}
     for role in ("k", "v"):
         mine = [file for file in files if _role(file) == role]

@@ -357,7 +357,7 @@ def refuse_latents(text: Any, model_id: str) -> None:
     raise UnsupportedModel(
         f"{model_id} ({getattr(text, 'model_type', 'of no type')}) uses multi-head latent attention"
         f" (MLA): codes of 2 bits would store {small} bytes per token and layer in place of"
-        f" {2 * (rank + rope)}, and serving them is not built.",
+        f" {2 * (rank + rope)}, and serving them here is not built.",
         hint=f"{STOCK}; compute, verify and eval work with it, and docs/mla.md has figures",
     )
 

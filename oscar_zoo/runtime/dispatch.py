@@ -44,10 +44,10 @@ class Ops:
 def _kernel_workspaces(
     cache: LayerCache, num_q_heads: int, max_batch: int, drafts: int, max_extend_tokens: int
 ) -> tuple[int, int]:
-    return (
-        decode_dispatch.decode_workspace_numel(cache, num_q_heads, max_batch, drafts),
-        attention_launcher.extend_workspace_numel(cache, num_q_heads, max_extend_tokens),
-    )
+    decode = decode_dispatch.decode_workspace_numel(cache, num_q_heads, max_batch, drafts)
+    if cache.latent:  # their extends have no kernel
+        return decode, 0
+    return decode, attention_launcher.extend_workspace_numel(cache, num_q_heads, max_extend_tokens)
 
 
 KERNELS = Ops(

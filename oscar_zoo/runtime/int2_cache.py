@@ -20,7 +20,7 @@ from torch import Tensor
 from oscar_kernels.cache import allocate
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.decode_attention.launcher import Workspace
-from oscar_kernels.reference import apply_o_partner, with_sink
+from oscar_kernels.reference import apply_o_partner, as_read, with_sink
 from oscar_zoo.runtime.batch import (
     Batch,
     BatchTables,
@@ -226,7 +226,8 @@ class Int2Cache:
 
         Without cached tokens the prefill kernel runs on the raw rows, because a transform pair does
         not change attention. A short extend over a prefix, or one without a prefill kernel, reads
-        the INT2 rows itself. Otherwise the prefix is read back into 16 bits piece by piece.
+        the INT2 rows itself; that of latents has no kernel. Otherwise the prefix is read back into
+        16 bits piece by piece.
 
         A learned sink takes its share of the softmax at the end. Centred keys shift every logit of
         a query by the same amount, so there the sink is shifted too.
@@ -235,9 +236,9 @@ class Int2Cache:
         write = partial(self.ops.write, k, v, cache, transforms, batch.targets, windows=self._state)
         if self.prefill is not None and not any(batch.prefix_lens):
             write(parts="slots")
-            out, lse = self.prefill.chunk(q, k, v, batch, softmax)
+            out, lse = self.prefill.chunk(q, *as_read(cache, k, v), batch, softmax)
             unit, mean = self.prefill.lse_unit, None
-        elif self.prefill is None or _is_short(batch):
+        elif self.prefill is None or (_is_short(batch) and not cache.latent):
             rows, query = (self._rows_like(k), self._rows_like(v)), self._rows_like(q)
             write(parts="slots", query=q, query_out=query, rows_out=rows)
             out, lse = self.ops.extend(
@@ -278,14 +279,14 @@ class Int2Cache:
         if transforms.k_mean is not None:
             # Cached keys are centred, and all parts must have the same logits.
             k = k - transforms.k_mean.to(k.dtype)
-        out, lse = prefill.chunk(q, k, v, batch, softmax)
+        out, lse = prefill.chunk(q, *as_read(cache, k, v), batch, softmax)
         spans, found = batch.spans, dict[int, tuple[Tensor, Tensor]]()
         for piece in batch.pieces:
             own = spans[piece.request]
             rows_k, rows_v = (rows[: piece.count] for rows in self._pieces)
             ends = {"first": piece.first, "out_indptr": piece.out_indptr}
             self.ops.materialize(cache, piece.view, out_k=rows_k, out_v=rows_v, **ends)
-            part = prefill.whole(query[own], rows_k, rows_v, softmax)
+            part = prefill.whole(query[own], *as_read(cache, rows_k, rows_v), softmax)
             earlier = found.get(piece.request)
             found[piece.request] = part if earlier is None else prefill.merge(earlier, part)
         for request, (rows, sums) in found.items():
@@ -386,7 +387,8 @@ def warm_up(cache: Int2Cache) -> None:
     """
     config, shape, device = cache.config, cache.windows.shape, cache.caches[0].codes.device
     heads, local = config.num_q_heads, shape.num_kv_heads
-    widths = heads * shape.k_head_dim, local * shape.k_head_dim, local * shape.v_head_dim
+    query_dim = cache.caches[0].query_dim
+    widths = heads * query_dim, local * shape.k_head_dim, local * shape.v_head_dim
     first: dict[object, int] = {}
     for layer_id, layer in zip(config.layer_ids, cache.caches, strict=True):
         first.setdefault((layer.k_spec, layer.v_spec), layer_id)

@@ -18,7 +18,6 @@ from oscar_kernels.ahead import Job, Recorder, recording
 from oscar_kernels.cache import BatchView, Drafts, LayerCache, TokenTargets, Transforms
 from oscar_kernels.chips import Target
 from oscar_kernels.decode_attention import dispatch as decode_dispatch
-from oscar_kernels.decode_attention import launcher as decode_launcher
 from oscar_kernels.kv_write import dispatch as write_dispatch
 from oscar_kernels.kv_write import launcher as write_launcher
 from oscar_kernels.spec import QuantSpec
@@ -90,7 +89,7 @@ def _cache(worker: Worker, transforms: TransformTable, ops: Ops) -> Int2Cache:
         transforms,
         partial(ops.pack, table),
         ops=ops,
-        prefill=_NoPrefill(dims[1]),
+        prefill=_NoPrefill(),
     )
 
 
@@ -106,7 +105,8 @@ def _step(cache: Int2Cache, worker: Worker, requests: int) -> None:
     dtype, heads = getattr(torch, worker.dtype), worker.num_kv_heads
     sinks = torch.zeros(worker.num_q_heads) if worker.learned_sinks else None
     for layer, (k_spec, v_spec) in enumerate(worker.specs):
-        q = torch.zeros(tokens, worker.num_q_heads * k_spec.head_dim, dtype=dtype)
+        query_dim = cache.caches[layer].query_dim
+        q = torch.zeros(tokens, worker.num_q_heads * query_dim, dtype=dtype)
         k = torch.zeros(tokens, heads * k_spec.head_dim, dtype=dtype)
         v = torch.zeros(tokens, heads * v_spec.head_dim, dtype=dtype)
         cache.forward(layer, q, k, v, sinks)
@@ -138,7 +138,7 @@ def _ops(recorder: Recorder) -> Ops:
         logits = {name: of[name] for name in ("logit_cap", "sink_logits", "drafts")}
         build = decode_dispatch.planned(query, cache, view, gpu, **logits)
         if build is None:
-            return decode_launcher.decode_attention(query, cache, view, **of)
+            return decode_dispatch.in_triton(cache)(query, cache, view, **of)
         recorder.note(build)
         out: Tensor = of["out"]
         return out
@@ -151,9 +151,6 @@ class _NoPrefill:
 
     lse_unit = 1.0
 
-    def __init__(self, head_dim: int) -> None:
-        self._dim = head_dim
-
     def begin(self, batch: Batch) -> None:
         """Plan nothing."""
 
@@ -164,7 +161,7 @@ class _NoPrefill:
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:
         size = q.shape[:2]
-        return q.new_zeros(*size, self._dim), q.new_zeros(size, dtype=torch.float32)
+        return q.new_zeros(*size, v.shape[-1]), q.new_zeros(size, dtype=torch.float32)
 
     def merge(
         self, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]

@@ -37,6 +37,7 @@ from oscar_zoo.engines.vllm.command import NGRAMS
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, check_cache
+from oscar_zoo.models.geometry import refuse_latents
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import UNTRIED, MtpLayers, kept_by_others, mtp_layers
 from oscar_zoo.models.weight_files import stored_names
@@ -231,6 +232,8 @@ def check_served(
     config = ConfigFile.kept(choice.source, revision)
     if config is not None:
         refusals.check_config(config, choice.model_id)
+        if device == "cpu":  # for tests alone
+            refuse_latents(config.get_text_config(), choice.model_id)
     kind = choice.recipe.model_type if choice.recipe else getattr(config, "model_type", None)
     known = architecture(str(kind))
     if known is None:

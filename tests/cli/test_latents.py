@@ -109,7 +109,7 @@ def test_what_is_not_built_is_refused_by_name(
 def test_engines_refuse_latents(made: Path) -> None:
     from transformers import AutoConfig
 
-    with pytest.raises(UnsupportedModel, match="serving them is not built"):
+    with pytest.raises(UnsupportedModel, match="serving them here is not built"):
         block_of(AutoConfig.from_pretrained(made / "model"))
     found = served_artifact.load(ArtifactSource(folder=str(made / "made")))
     heads: dict[str, Any] = {

@@ -145,12 +145,13 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         ngrams = begin(f"{kinds}drafts of n-grams", steps.serve_ngrams, pulled, widths)
         own = begin(f"{kinds}drafts of the model", steps.serve_own_drafts, moe)
         both = begin(f"{kinds}hybrid model with drafts", steps.serve_hybrid_drafts, states)
+        latents = begin(f"{kinds}latents (MLA)", steps.serve_latents, experts)
         host = begin("serve --host-cache", steps.serve_with_host, pulled, trained)
         formats = [
             begin(f"bench serve, {one} weights", partial(cards.serve_quantized, name=one), host)
             for one in cards.SERVED
         ]
-        served = (*formats, moe, states, widths, trained, ngrams, own, both, windows, host)
+        served = (*formats, moe, states, widths, trained, ngrams, own, both, windows, latents, host)
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
         other = begin("serve --engine vllm", steps.in_vllm, alone, on=beside or check)

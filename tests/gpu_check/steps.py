@@ -326,13 +326,16 @@ def write_models(check: Check) -> None:
     from window_drafts import EVERY_EXPERT, WINDOWED
 
     sys.path.insert(0, str(ROOT / "tests/support"))
-    from architectures import write_architecture, write_mtp_model
+    from architectures import ARCHITECTURES, write_architecture, write_mtp_model
     from tiny_models import change_config
 
     write_model(check.work / EXPERTS, EXAMPLE)
     write_mtp_model("qwen3_5", check.work / HYBRID)
     write_mtp_model("glm4_moe", check.work / DRAFTING)
     change_config(write_architecture("gpt_oss", check.work / WINDOWED), **EVERY_EXPERT)
+    small = ARCHITECTURES["deepseek_v3"]
+    ARCHITECTURES[LATENT] = replace(small, values={**small.values, **OF_DEEPSEEK})
+    change_config(write_architecture(LATENT, check.work / LATENT), moe_layer_freq=1)
 
 
 HYBRID = "tiny-hybrid"
@@ -355,6 +358,22 @@ def serve_hybrid(check: Check) -> str:
     if check.device != "cuda":
         raise NotTried("SGLang runs this model on a GPU only")
     return server_figures(check.zoo(*_eval(HYBRID), *check.engine))
+
+
+LATENT = "tiny-mla"
+OF_DEEPSEEK = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""A random DeepSeek-V3 with rows of its real width."""
+
+
+def serve_latents(check: Check) -> str:
+    """`compute ./FOLDER` of a model that caches latents (MLA), and `eval --engine sglang`."""
+    if check.device != "cuda":
+        raise NotTried("latents are served on a GPU only")
+    few = ("--method", "wush", "--calib-tokens", "4096", "--seq-len", "1024", "--allow-poor")
+    check.zoo("compute", f"./{LATENT}", *few, "--output-dir", f"./{LATENT}-rotation")
+    asked = ("--engine", "sglang", "--task", "perplexity", "--windows", "2")
+    model = (f"./{LATENT}-rotation", "--model", f"./{LATENT}")
+    return server_figures(check.zoo("eval", *model, *asked, *check.engine))
 
 
 def bench_serve(check: Check) -> str:

@@ -85,7 +85,7 @@ import cards, steps, window_drafts
 from record import Record
 check = steps.Check(Path("."), "cpu", ())
 tried = (steps.kernel_tests, steps.serve_hybrid, window_drafts.serve_windowed_drafts)
-tried += (cards.older_chip_tests, steps.compute_real)
+tried += (cards.older_chip_tests, steps.serve_latents, steps.compute_real)
 for step in (*tried, steps.serve_real, steps.real_in_vllm):
     found = Record(Path({str(tmp_path / "passed")!r})).timed(step.__name__, step, check)
     assert found.status == "not tried", found

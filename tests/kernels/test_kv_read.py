@@ -15,7 +15,7 @@ from random_caches import Filling, random_cache
 from torch import Tensor
 
 from oscar_kernels import kv_read, quantizer, reference
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import PLAIN, QuantSpec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -46,6 +46,7 @@ def assert_same(filling: Filling, capacity: int, **options: Any) -> tuple[Tensor
     (QuantSpec(16, 4, bits=4), QuantSpec(24, 12, 0.9)),
     (QuantSpec(128, 128, 0.98), QuantSpec(64, 32, bits=4)),
     (QuantSpec(96, 48, bits=4), QuantSpec(96, 24, bits=4)),
+    (QuantSpec(512, 128, 0.9), QuantSpec(64, 64, bits=PLAIN)),
 ], ids=str)  # fmt: skip
 def test_every_tier_is_read(k_spec: QuantSpec, v_spec: QuantSpec | None) -> None:
     filling = random_cache(

@@ -18,7 +18,7 @@ from kv_write_jobs import STORES, assert_same, bits, differing, fed_back, intege
 from oscar_kernels import reference
 from oscar_kernels.cache import TokenTargets
 from oscar_kernels.kv_write import dispatch, launcher
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import PLAIN, QuantSpec
 
 SHAPES = [
     (QuantSpec(64, 64, 0.96), None),
@@ -41,6 +41,25 @@ def test_bytes_equal_the_reference(
     k_spec: QuantSpec, v_spec: QuantSpec | None, per_head: bool
 ) -> None:
     assert_same(launcher, make_job(k_spec, v_spec, per_head=per_head, mean=per_head))
+
+
+ROTARY = QuantSpec(32, 32, bits=PLAIN)
+
+
+@pytest.mark.parametrize("spec", [QuantSpec(128, 128, 0.96), QuantSpec(512, 128)], ids=str)
+@pytest.mark.parametrize("carried", [False, True])
+def test_latents_and_their_rotary_keys(spec: QuantSpec, carried: bool) -> None:
+    """The rotary part of a query and of a row stays as it is."""
+    job = make_job(spec, ROTARY, heads=1, group=3, mean=False, tokens=7 if carried else 21)
+    job = replace(job, value=job.value.bfloat16().float())  # the interpreter cuts bits off
+    job = fed_back(job) if carried else job
+    assert_same(launcher, job)
+    got = torch.full_like(job.key, math.nan), torch.full_like(job.value, math.nan)
+    _, query = job.write(launcher, rows_out=got)
+    assert query is not None and torch.equal(got[1], job.value)
+    assert torch.equal(query[..., spec.head_dim :], job.query[..., spec.head_dim :])
+    for parts, touched in (("slots", set(STORES[:2])), ("windows", set(STORES[2:]))):
+        assert differing(job.write(launcher, parts=parts)[0], job.cache) == touched
 
 
 @pytest.mark.parametrize("parts", ["slots", "windows", "all"])

@@ -18,6 +18,7 @@ CHILD = Path(__file__).parents[1] / "support/ptx_child.py"
 KERNELS = (
     "decode_attention.kernel",
     "decode_attention.codes_kernel",
+    "decode_attention.latent_kernel",
     "kv_read_kernel",
     "kv_write.kernel",
     "kv_write.slot_kernel",
@@ -102,3 +103,13 @@ def test_codes_of_4_bits_do_not_spill_more_registers_than_codes_of_2(
     assert 0 < wide["registers"] <= 255
     assert wide["spilled"] <= narrow["spilled"]
     assert wide["instructions"] < 1.1 * narrow["instructions"]
+
+
+def test_kernels_of_latents_compile_and_decode_keeps_its_loop_in_registers(
+    registers: dict[str, dict[str, int]],
+) -> None:
+    found = {name: one for name, one in registers.items() if name.startswith("latent")}
+    names = ("materialize", "write_kv_int2", "latent_stage1", "merge_stage2")
+    assert all(any(name in one for one in found) for name in names)
+    decode = [one for name, one in found.items() if "latent_stage1" in name]
+    assert len(decode) == 2 and all(one["spilled"] <= 128 for one in decode)

@@ -21,6 +21,8 @@ from cache_oracle import PlainPrefill
 from small_caches import Both, CacheShape
 
 from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.spec import PLAIN as PLAIN_BITS
+from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime import int2_cache
 from oscar_zoo.runtime.dispatch import KERNELS
 from oscar_zoo.runtime.engine import Softmax
@@ -59,6 +61,23 @@ def test_kernels_and_references_give_the_same_attention(
         assert both.step({1: 1, 3: 1, 4: 1}, decode=True) < 1e-4
     both.check_stores()
     assert windows.sink_k[0, int(windows.sink_block[4])].equal(first)  # nobody wrote there again
+
+
+def test_latents_and_their_references_give_the_same_attention() -> None:
+    """Prompts are read back as latents in 16 bits, however short."""
+    specs = QuantSpec(128, 64, 0.9), QuantSpec(32, 32, bits=PLAIN_BITS)
+    shape = replace(SHAPE, heads=1, group=5, specs=specs, longest=64)
+    both = Both(shape, PlainPrefill(), seed=5)
+    for row in (1, 3):
+        both.begin(row)
+    for new in ({1: 21, 3: 2}, {3: 9, 1: 5}):
+        assert both.step(new) < 1e-4
+        assert both.adopt_codes() < 0.005
+    both.begin(4, shared_with=1, prefix=19)
+    assert both.step({4: 3, 1: 1}) < 1e-4 and both.adopt_codes() < 0.005
+    for _ in range(2):
+        assert both.step({1: 1, 3: 1, 4: 1}, decode=True) < 1e-4
+        assert both.adopt_codes() < 0.005
 
 
 @pytest.mark.parametrize("recent", [1, 8])

@@ -8,7 +8,7 @@ import torch
 from cache_oracle import PlainPrefill
 from small_caches import Both, CacheShape
 
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import PLAIN, QuantSpec
 from oscar_zoo.runtime.engine import Softmax
 from oscar_zoo.runtime.prefill import FlashInferPrefill, Prefill
 
@@ -25,18 +25,24 @@ MODELS = {
     "MiMo-V2": (64, 4, 192, 128),
     "Phi-3.5-mini": (32, 32, 96, 96),
     "Gemma 4": (32, 4, 512, 512),
+    "DeepSeek-V2-Lite": (16, 1, 512, 64),
+    "DeepSeek-V3": (128, 1, 512, 64),
 }
-"""Query heads, KV heads, channels of K and of V."""
+"""Query heads, KV heads, channels of K and of V; of latents (MLA) and of rotary keys."""
+LATENT = ("DeepSeek-V2-Lite", "DeepSeek-V3")
 
 
 def shape_of(model: str) -> CacheShape:
     """Served as by default, in bfloat16."""
     num_q_heads, num_kv_heads, k_dim, v_dim = MODELS[model]
     sinks = torch.randn(num_q_heads, device="cuda") if model == "gpt-oss" else None
+    specs = QuantSpec(k_dim, k_dim, 0.96), QuantSpec(v_dim, v_dim, 0.92)
+    if model in LATENT:
+        specs = QuantSpec(k_dim, 128), QuantSpec(v_dim, v_dim, bits=PLAIN)
     return CacheShape(
         num_kv_heads,
         num_q_heads // num_kv_heads,
-        (QuantSpec(k_dim, k_dim, 0.96), QuantSpec(v_dim, v_dim, 0.92)),
+        specs,
         sink=64,
         recent=256,
         piece=300,

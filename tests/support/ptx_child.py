@@ -14,13 +14,20 @@ from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from oscar_kernels import cache, kv_read
+from oscar_kernels.ahead import recording
+from oscar_kernels.chips import Target
+from oscar_kernels.decode_attention import latent
 from oscar_kernels.decode_attention.kernel import _attention_stage1_kernel
 from oscar_kernels.kv_read_kernel import _materialize_prefix_kernel
 from oscar_kernels.kv_write.kernel import _write_kv_int2_kernel
+from oscar_kernels.kv_write.launcher import write_kv_int2
+from oscar_kernels.spec import PLAIN, QuantSpec
 
 DIM, HEADS, GROUP, SINK, RECENT = 128, 8, 4, 64, 256
 POINTERS = {"codes_ptr": "*u8", "affine_ptr": "*fp16"}
@@ -34,7 +41,31 @@ def main() -> None:
         found[f"decode {k} {v}"] = _decode(k, v)
         found[f"read {k} {v}"] = _read(k, v)
         found[f"write {k} {v}"] = _write(k, v)
-    json.dump(found, sys.stdout)
+    json.dump(found | _of_latents(), sys.stdout)
+
+
+def _of_latents() -> dict[str, dict[str, int]]:
+    """Rows of DeepSeek-V3, as launchers ask for them."""
+    specs = QuantSpec(512, 128), QuantSpec(64, 64, bits=PLAIN)
+    layer = cache.allocate(*specs, slots=8, rows=2, num_kv_heads=1, sink=SINK, recent=RECENT)
+    ends, some = torch.tensor([0, 4], dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    windows = cache.WindowState(some, some, some)
+    batch = cache.BatchView(ends, some, some[:1], windows)
+    rows = [torch.zeros(4, 1, spec.head_dim, dtype=torch.bfloat16) for spec in specs]
+    matrix, feedback = torch.zeros(1, 512, 512), torch.zeros(1, 512, 512).half()
+    pairs = cache.Transforms(*[matrix] * 4, None, feedback)
+    found = {}
+    with recording(Target((9, 0), 227 << 10, 132)) as recorder:
+        kv_read.materialize_prefix(layer, batch, out_k=rows[0], out_v=rows[1])
+        targets = cache.TokenTargets(some, some, some, some)
+        query = torch.zeros(4, 16, 576, dtype=torch.bfloat16)
+        write_kv_int2(*rows, layer, pairs, targets, windows=windows, query=query)
+        for heads in (16, 128):
+            latent.decode_attention(query.new_zeros(1, heads, 576), layer, batch, sm_scale=0.1)
+    for number, launch in enumerate(recorder.launches.values()):
+        compiled: Any = launch.code()
+        found[f"latent {number} {compiled.metadata.name}"] = _measured(compiled.asm["ptx"])
+    return found
 
 
 def _decode(k: int, v: int) -> dict[str, int]:
@@ -76,7 +107,6 @@ def _write(k: int, v: int) -> dict[str, int]:
 def _assembled(
     kernel: Any, constants: dict[str, Any], kinds: dict[str, str], *, warps: int
 ) -> dict[str, int]:
-    """Registers of a thread, bytes that it spills, and instructions of PTX."""
     signature = {p.name: _kind(p.name, constants, kinds) for p in kernel.params}
     places = {p.name: (index,) for index, p in enumerate(kernel.params)}
     aligned = [
@@ -93,7 +123,11 @@ def _assembled(
     compiled = triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}
     )
-    text = compiled.asm["ptx"]
+    return _measured(compiled.asm["ptx"])
+
+
+def _measured(text: str) -> dict[str, int]:
+    """Registers of a thread, bytes that it spills, and instructions of PTX."""
     assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(text)

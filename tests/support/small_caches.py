@@ -12,7 +12,7 @@ from cache_oracle import general_set
 from torch import Tensor
 
 from oscar_kernels.cache import Drafts
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import PLAIN, QuantSpec
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache
@@ -57,7 +57,11 @@ class CacheShape:
     def widths(self) -> tuple[int, int, int]:
         """Numbers in a row of `q`, of `k` and of `v`."""
         k, v = self.dims
-        return self.num_q_heads * k, self.heads * k, self.heads * v
+        return self.num_q_heads * (k + v * self.latent), self.heads * k, self.heads * v
+
+    @property
+    def latent(self) -> bool:
+        return self.specs[1].bits == PLAIN
 
     @property
     def slot_shape(self) -> SlotShape:
@@ -91,10 +95,12 @@ class CacheShape:
         )
 
     def table(self, seed: int = 2) -> TransformTable:
+        roles = "v" if self.latent else "kv"
         sets = [
             general_set(role, self.layers, self.heads, dim, seed=seed)
-            for role, dim in zip("kv", self.dims, strict=True)
+            for role, dim in zip(roles, self.dims, strict=False)
         ]
+        sets = sets * 2 if self.latent else sets  # keys and values at once
         return TransformTable.build(
             *sets, range(self.layers), kv_heads=range(self.heads), device=self.device
         )
@@ -256,6 +262,8 @@ class Both:
             torch.randn(total, width, generator=self.random).to(shape.device, shape.dtype)
             for width in shape.widths
         ]
+        if shape.latent:  # Triton's interpreter would cut bits off
+            rows_of[2] = rows_of[2].bfloat16().to(shape.dtype)
         step = StepInput(
             "decode" if decode else "extend",
             torch.tensor(rows, device=shape.device),

@@ -157,7 +157,7 @@ def _run(
         return
     _attend(query, new, cache, batch, tiles, (partial, sums), softmax, drafts)
     extend = None if new is None or lse is None else (lse, new[2][-1:])
-    _merge((partial, sums, merged), cache, out, extend, o_partner, tiles.partials, sink_logits)
+    merge((partial, sums, merged), cache, out, extend, o_partner, tiles.partials, sink_logits)
 
 
 def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
@@ -244,7 +244,7 @@ def _attend(
     )  # fmt: skip
 
 
-def _merge(
+def merge(
     scratch: tuple[Tensor, Tensor, Tensor],
     cache: LayerCache,
     out: Tensor,
@@ -256,6 +256,7 @@ def _merge(
     """Stage 2: merge the splits into `out`, then undo the transform of values.
 
     Args:
+        scratch: partial outputs, their lse, and merged outputs, as `Workspace.parts` gives them.
         extend: `lse` to write, and the number of tokens on the device; `None` for decode.
         splits: of each query row.
     """
@@ -304,6 +305,14 @@ def check(
     for head_dim in (dk, dv):
         if head_dim % 8 or head_dim > LARGEST_HEAD:
             raise ValueError(f"head_dim {head_dim} is not a multiple of 8 up to {LARGEST_HEAD}")
+    check_layout(query, cache, batch, out, o_partner)
+
+
+def check_layout(
+    query: Tensor, cache: LayerCache, batch: BatchView, out: Tensor, o_partner: Tensor | None
+) -> None:
+    """Check `out` and `o_partner`, and what must be contiguous."""
+    heads, dv = cache.num_kv_heads, cache.out_dim
     if tuple(out.shape) != (*query.shape[:2], dv):
         raise ValueError(f"out is {tuple(out.shape)}, not {(*query.shape[:2], dv)}")
     if o_partner is not None and (

@@ -121,6 +121,8 @@ def misfit(
 ) -> str | None:
     """Why the kernel cannot run these on any device, because of their types, shapes or addresses;
     `None` if it can."""
+    if cache.latent:
+        return "latents (MLA)"
     specs = cache.k_spec, cache.v_spec
     most = MOST_WIDE_RANK if 256 in (spec.head_dim for spec in specs) else MOST_RANK
     for spec in specs:

@@ -78,6 +78,42 @@ def _write_side(
 
 
 @triton.jit
+def _copy_rotary(
+    x_ptr, out_ptr, stride_t, codes_ptr, stride_code, ring_ptr, sink_ptr, slots_ptr, rows_ptr,
+    positions_ptr, ends_ptr, sink_block_ptr, tokens, program, programs,
+    D: tl.constexpr, PADDED: tl.constexpr, RECENT: tl.constexpr, RING: tl.constexpr,
+    SINK: tl.constexpr, SLOTS: tl.constexpr, WINDOWS: tl.constexpr, ROWS_OUT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Rotary keys beside latents, as they are; blocks as of `_write_side`."""
+    column = tl.arange(0, PADDED)
+    for block in tl.range(program, tl.cdiv(tokens, BLOCK_M), programs):
+        token = (block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+        mask = (token < tokens)[:, None] & (column < D)[None, :]
+        x = tl.load(x_ptr + (token * stride_t)[:, None] + column[None, :], mask=mask, other=0.0)
+        if ROWS_OUT:
+            to = out_ptr + (token * D)[:, None] + column[None, :]
+            tl.store(to, x.to(out_ptr.dtype.element_ty), mask=mask)
+        if WINDOWS:
+            row = tl.load(rows_ptr + token, mask=token < tokens, other=0).to(tl.int64)
+            position = tl.load(positions_ptr + token, mask=token < tokens, other=0).to(tl.int64)
+            end = tl.load(ends_ptr + token, mask=token < tokens, other=0).to(tl.int64)
+            kept = x.to(ring_ptr.dtype.element_ty)
+            if RECENT > 0:
+                ring = ring_ptr + ((row * RING + position % RING) * D)[:, None] + column[None, :]
+                tl.store(ring, kept, mask=mask & (position >= end - RECENT)[:, None])
+            if SINK > 0:
+                first = (token < tokens) & (position < SINK)
+                sink = tl.load(sink_block_ptr + row, mask=first, other=0).to(tl.int64)
+                sinks = sink_ptr + ((sink * SINK + position) * D)[:, None] + column[None, :]
+                tl.store(sinks, kept, mask=mask & first[:, None])
+        if SLOTS:
+            slot = tl.load(slots_ptr + token, mask=token < tokens, other=0).to(tl.int64)
+            record = (codes_ptr + slot * stride_code).to(tl.pointer_type(tl.bfloat16))
+            tl.store(record[:, None] + column[None, :], x.to(tl.bfloat16), mask=mask)
+
+
+@triton.jit
 def _write_query(
     x_ptr, out_ptr, stride_t, stride_h, stride_out_t, stride_out_h, matrix_ptr, stride_matrix,
     tokens, head, program, programs,
@@ -125,16 +161,24 @@ def _write_kv_int2_kernel(
     head = tl.program_id(0) % HEADS
     program = tl.program_id(0) // HEADS
     if program < kv_programs:
-        _write_side(
-            value_ptr, value_out_ptr, stride_value_t, stride_value_h, v_forward_ptr, v_forward_ptr,
-            stride_v_forward, 0, codes_ptr + DK * BITS_K // 8, affine_ptr + 2 * GROUPS_K,
-            RECORD, AFFINE,
-            ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
-            feedback_ptr, tokens, head, program, kv_programs,
-            HEADS, DV, QUARTER_V, GROUPS_V, BITS_V, RANK_V, LANE_COLUMNS, RECENT, RING, SINK,
-            LARGEST, PTX, False, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_V,
-            STAGES, False,
-        )  # fmt: skip
+        if BITS_V == 16:
+            _copy_rotary(
+                value_ptr, value_out_ptr, stride_value_t, codes_ptr + DK * BITS_K // 8, RECORD,
+                ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr,
+                sink_block_ptr, tokens, program, kv_programs, DV, 4 * QUARTER_V, RECENT, RING,
+                SINK, SLOTS, WINDOWS, ROWS_OUT, BLOCK_M,
+            )  # fmt: skip
+        else:
+            _write_side(
+                value_ptr, value_out_ptr, stride_value_t, stride_value_h, v_forward_ptr,
+                v_forward_ptr, stride_v_forward, 0, codes_ptr + DK * BITS_K // 8,
+                affine_ptr + 2 * GROUPS_K, RECORD, AFFINE,
+                ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr,
+                sink_block_ptr, feedback_ptr, tokens, head, program, kv_programs,
+                HEADS, DV, QUARTER_V, GROUPS_V, BITS_V, RANK_V, LANE_COLUMNS, RECENT, RING, SINK,
+                LARGEST, PTX, False, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M,
+                BLOCK_K_V, STAGES, False,
+            )  # fmt: skip
     elif program < 2 * kv_programs:
         _write_side(
             key_ptr, key_out_ptr, stride_key_t, stride_key_h, k_forward_ptr, k_mean_ptr,

@@ -92,6 +92,9 @@ def write_kv_int2(
         query_out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not len(key):
         return query_out
+    if query is not None and query_out is not None and cache.latent:
+        width = cache.k_spec.head_dim
+        query_out[..., width:].copy_(query[..., width:])
     tiles = tiles or usual_tiles(key, cache)
     from oscar_kernels.kv_write.kernel import _write_kv_int2_kernel
 
@@ -187,14 +190,14 @@ def check(
         raise ValueError(
             f"head_dim {min(dk, dv)} is less than 16, the smallest tile of a tensor core"
         )
-    _check_transforms(transforms, heads, dk, dv)
+    _check_transforms(transforms, heads, dk, dk if cache.latent else dv)
     for name, x in vars(targets).items():
         if x.shape != (tokens,) or not x.is_contiguous():
             raise ValueError(f"targets.{name} {tuple(x.shape)}: contiguous [{tokens}] needed")
     if rows_out is not None and not (rows_out[0].is_contiguous() and rows_out[1].is_contiguous()):
         raise ValueError("rows_out must be contiguous")
     if query is not None:
-        _check_query(query, key)
+        _check_query(query, key, cache.query_dim)
 
 
 def _check_transforms(transforms: Transforms, heads: int, dk: int, dv: int) -> None:
@@ -222,8 +225,8 @@ def _check_transforms(transforms: Transforms, heads: int, dk: int, dv: int) -> N
         )
 
 
-def _check_query(query: Tensor, key: Tensor) -> None:
-    tokens, heads, dim = key.shape
+def _check_query(query: Tensor, key: Tensor, dim: int) -> None:
+    tokens, heads = key.shape[:2]
     fits = len(query) == tokens and query.shape[1] % heads == 0 and query.shape[2] == dim
     if not fits or query.dtype != key.dtype:
         raise ValueError(

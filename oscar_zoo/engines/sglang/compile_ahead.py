@@ -27,7 +27,7 @@ from oscar_zoo import children
 from oscar_zoo.artifact.specs import Spec
 from oscar_zoo.engines import served_artifact
 from oscar_zoo.engines.sglang import compiling, worker
-from oscar_zoo.engines.sglang.compat import server_arguments
+from oscar_zoo.engines.sglang.compat import geometry, server_arguments
 from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.runtime import rehearsal
 from oscar_zoo.runtime.rehearsal import Worker
@@ -83,7 +83,7 @@ def request(args: Any, resolved: Any) -> Request:
         worker=Worker(
             specs=tuple(first),
             num_q_heads=int(model.num_attention_heads) // ranks,
-            num_kv_heads=int(model.get_num_kv_heads(ranks)),
+            num_kv_heads=1 if geometry.is_latent(model) else int(model.get_num_kv_heads(ranks)),
             sink=chosen.sink,
             recent=chosen.recent,
             dtype=str(model.dtype).removeprefix("torch."),

@@ -16,7 +16,7 @@ from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.errors import OscarZooError, UnsupportedModel, UsageError
 from oscar_zoo.models import geometry
 from oscar_zoo.models.config_file import ConfigFile, check_cache
-from oscar_zoo.models.geometry import refuse_latents
+from oscar_zoo.models.geometry import LATENT, number, refuse_latents
 
 Uses = Callable[[Any], bool]
 STOCK = "without INT2, python -P -m sglang.launch_server --model-path ... --kv-cache-dtype auto"
@@ -40,7 +40,9 @@ SALTED = (0, 5, 21)
 TEXT_ONLY = ("gemma3", "gemma4", "gemma4_unified")
 """Model types with images that are served with text alone."""
 LATENT_TYPES = ("deepseek_v2", "deepseek_v3")
-"""Model types whose latents (MLA) are served."""
+LATENT_WIDTHS, MOST_LATENT_HEADS = (128, 256, 512), 128
+"""Model types whose latents (MLA) are served, the channels of a latent that kernels have, and most
+query heads that share one: `oscar_kernels.decode_attention.latent`, which needs torch."""
 OWN_CODE = ("mimo_v2", "mimo_v2_flash")
 """Model types that SGLang reads with the configuration class of the checkpoint alone, or that it
 reads wrongly with the class of transformers."""
@@ -64,7 +66,8 @@ def check_config(config: ConfigFile, model_id: str) -> None:
     """Refuse a model by its `config.json`, before SGLang reads it; the part about the language
     model comes first. What `compute` and `eval` refuse is refused here in the same sentence."""
     check_cache(config, model_id)
-    refuse_latents(config.get_text_config(), model_id)
+    if not _has_served_latents(config.get_text_config()):
+        refuse_latents(config.get_text_config(), model_id)
     for part in (config.get_text_config(), config):
         check_rows(part, CONFIG + MISREAD, UnsupportedModel)
     check_rows(config, WHOLE, UnsupportedModel)
@@ -80,6 +83,12 @@ def check_config(config: ConfigFile, model_id: str) -> None:
             f"the config.json of {model_id} has no architectures, and SGLang chooses by them.",
             hint='add them as the model has them on its hub: "architectures": ["..."]',
         )
+
+
+def _has_served_latents(text: Any) -> bool:
+    heads = number(text, "num_attention_heads")
+    fits = number(text, LATENT) in LATENT_WIDTHS and heads <= MOST_LATENT_HEADS
+    return fits and _is_a(*LATENT_TYPES)(text)
 
 
 def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -> None:
@@ -488,11 +497,6 @@ MODEL = (
 """Rows over SGLang's configuration of the model."""
 
 LATENTS = (
-    Refusal(
-        "MLA on a GPU",
-        "no kernel reads its latents yet, and the plain executor is for CPUs",
-        _other_than("device", "cpu"),
-    ),
     Refusal(
         "MLA on several GPUs or workers",
         "nobody has tried it",

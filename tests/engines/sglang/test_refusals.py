@@ -23,6 +23,7 @@ from oscar_zoo.engines.setting_flags import BACKEND
 from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.models.config_file import ConfigFile
 
 NORMAL: dict[str, Any] = {
     "attention_backend": BACKEND,
@@ -103,7 +104,6 @@ MODEL_CASES = {
     "sparse attention with an index": {"hf_text_config": SimpleNamespace(indexer_n_heads=4)},
 }
 LATENT_CASES = {
-    "MLA on a GPU": {"device": "cuda"},
     "MLA on several GPUs or workers": {"dp_size": 2},
     "MLA with drafts": {"speculative_algorithm": "NGRAM"},
     "MLA with --enable-hierarchical-cache": {"enable_hierarchical_cache": True},
@@ -304,6 +304,30 @@ def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> Non
     done = forked(command, environment(SGLANG_PLUGINS="oscar"), tmp_path)
     assert done.code == 1 and "Traceback" not in done.err
     assert f"\nerror: {MLA} does not work with an INT2 KV cache: " in done.err
+
+
+@pytest.mark.parametrize(
+    ("change", "served"),
+    [
+        ({}, True),
+        ({"model_type": "deepseek_v2"}, True),
+        ({"kv_lora_rank": 128, "num_attention_heads": 128}, True),
+        ({"kv_lora_rank": 64}, False),
+        ({"num_attention_heads": 256}, False),
+        ({"model_type": "minicpm3"}, False),
+        ({"index_topk": 2048}, False),
+    ],
+    ids=str,
+)
+def test_latents_that_a_kernel_reads_are_served(
+    tmp_path: Path, change: dict[str, Any], served: bool
+) -> None:
+    """By `oscar-zoo serve`, as far as `config.json` tells."""
+    rows = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "architectures": ["Any"]}
+    values = {**QWEN3, "model_type": "deepseek_v3", **rows, **change}
+    config = ConfigFile.of_folder(Path(model_folder(tmp_path / "model", values)))
+    with nullcontext() if served else pytest.raises(UnsupportedModel):
+        refusals.check_config(config, "a model")
 
 
 @pytest.mark.parametrize("others", ["states", "windows"])

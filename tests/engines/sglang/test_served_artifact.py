@@ -15,7 +15,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.engines.served_artifact import load, recipe_values
+from oscar_zoo.engines.served_artifact import LATENTS, load, recipe_values
 from oscar_zoo.engines.settings import ArtifactSource, RecipeValues
 from oscar_zoo.errors import (
     ArtifactNotFound,
@@ -62,6 +62,11 @@ def test_latents_have_one_file_for_keys_and_values(tmp_path: Path) -> None:
     loaded.check_geometry(**model, latent=True)
     with pytest.raises(GeometryMismatch, match="caches keys and values of heads"):
         loaded.check_geometry(**model)
+    staged = tmp_path / "staged"  # as `oscar-zoo serve` does it, without a manifest
+    staged.mkdir()
+    (staged / LATENTS).write_bytes((folder / latents.NAME).read_bytes())
+    again = load(ArtifactSource(folder=str(staged)))
+    assert again.latent and again.manifest is None and again.k.layer_ids == loaded.k.layer_ids
     (folder / latents.NAME).write_bytes(payload()[K_NAME])
     with pytest.raises(DigestMismatchError, match=latents.NAME):
         load(ArtifactSource(folder=str(folder)))

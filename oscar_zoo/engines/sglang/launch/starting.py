@@ -24,6 +24,7 @@ from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import artifact_digest, file_digest, read_file
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.engines.served_artifact import LATENTS
 from oscar_zoo.engines.server_client import INT2, ServerClient
 from oscar_zoo.engines.settings import ArtifactSource
 from oscar_zoo.engines.sglang.front.access import FrontSettings
@@ -252,15 +253,16 @@ def _namespace() -> int:
 
 
 def stage_rotations(verified: Verified, folder: Path) -> str:
-    """Write the canonical K and V files of `verified` into the new folder `folder`, with mode 0400
-    in 0700, and return the digest over the two, `sha256:<hex>`."""
+    """Write the canonical K and V files of `verified`, or the one of latents, into the new folder
+    `folder`, with mode 0400 in 0700, and return the digest over them, `sha256:<hex>`."""
     if verified.k is None or verified.v is None:
         raise VerificationFailed(
             "an artifact to serve needs a K and a V rotation.", hint="give a folder with a K/V pair"
         )
     folder.mkdir(mode=0o700)
-    for role, rotations in (("k", verified.k), ("v", verified.v)):
-        durable.write_new(folder / FILES[role], rotation_bytes(rotations), mode=0o400)
+    files = {FILES["k"]: verified.k, FILES["v"]: verified.v}
+    for name, rotations in ({LATENTS: verified.k} if verified.k is verified.v else files).items():
+        durable.write_new(folder / name, rotation_bytes(rotations), mode=0o400)
     return folder_digest(folder)
 
 
@@ -277,7 +279,8 @@ def write_front(folder: Path, front: FrontSettings) -> tuple[Path, Path]:
 
 def folder_digest(folder: Path) -> str:
     """Digest of the staged files as they are on disk now."""
-    return artifact_digest([file_digest(name, read_file(folder / name)) for name in FILES.values()])
+    names = [LATENTS] if (folder / LATENTS).exists() else FILES.values()
+    return artifact_digest([file_digest(name, read_file(folder / name)) for name in names])
 
 
 def check_unchanged(folder: Path, digest: str) -> None:
