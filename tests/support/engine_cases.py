@@ -148,6 +148,7 @@ CASES = {
     "host_no_wait": Case(HOST, LATE, mutant="no_wait"),
     "visits_int2": Case(MANY_PAGES, SINKS, "orthogonal", "int2"),
     "host_int2": Case({**HOST, "enable_metrics": True}, LATE, "orthogonal", "int2"),
+    "host_first_wait": Case(HOST, LATE, mutant="first_wait"),
     "host_codes_alone": Case(HOST, LATE, "orthogonal", "int2", "codes_alone"),
     "visits_mixed": Case(MANY_PAGES, {**SINKS, **MIXED_BITS}, "orthogonal", "int2"),
     "host_mixed": Case(HOST, {**LATE, **MIXED_BITS}, "orthogonal", "int2"),

@@ -182,7 +182,8 @@ def disk_tag(slots: SlotShape, windows: WindowShape, page_size: int, args: Any) 
     parts = (
         served()[1].digest,
         (slots.specs, slots.num_kv_heads, QUANTIZER, MIXED_QUANTIZER, CLIP_ALGORITHM),
-        (windows.sink, windows.k_head_dim, windows.v_head_dim, windows.dtype, page_size),
+        (windows.sink, windows.k_head_dim, windows.v_head_dim, windows.dtype),
+        (page_size, host_pages.LAYERS),
         (geometry.attention_ranks(), args.tp_size),
         (args.dtype, args.quantization, args.json_model_override_args),
         weight_files.fingerprint(found),

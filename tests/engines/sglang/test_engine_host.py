@@ -26,6 +26,7 @@ REACH = (DONOR - RECENT) // PAGE * PAGE
 Of = Callable[[str], Engines]
 OTHERS = [release for release in RELEASES if release != INSTALLED]
 LOSSLESS = [(INSTALLED, "host_at_once"), *((release, "host") for release in RELEASES)]
+WAITS = ["host_no_wait", "host_first_wait"]
 CODES = ["visits_int2", "host_int2", "host_codes_alone", "visits_mixed", "host_mixed"]
 
 
@@ -41,7 +42,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Of]:
             many = engine_cases.visits(MANY, new=NEW) if release == INSTALLED else few
             engine_cases.start(runs, ["visits_stock", "host"], many)
             if release == INSTALLED:
-                engine_cases.start(runs, ["host_no_sinks", "host_no_wait"], few)
+                engine_cases.start(runs, ["host_no_sinks", *WAITS], few)
                 given_up = engine_cases.visits(FEW, new=NEW, given_up=True)
                 engine_cases.start(runs, ["host_at_once"], given_up)
                 engine_cases.start(runs, CODES, engine_cases.visits(8, new=1))
@@ -105,8 +106,9 @@ def test_without_first_tokens_on_the_host_nothing_is_reused(engines: Of) -> None
     assert run["reports"][0]["sinks"]["forced_misses"] == FEW
 
 
-def test_somebody_must_wait_for_a_page(engines: Of) -> None:
-    found = engines(INSTALLED).result("host_no_wait")
+@pytest.mark.parametrize("name", WAITS)
+def test_somebody_must_wait_for_every_layer_of_a_page(engines: Of, name: str) -> None:
+    found = engines(INSTALLED).result(name)
     broken = differ(found, engines(INSTALLED).result("visits_stock"))
     assert broken and all("second" in name for name in broken)
 

@@ -77,7 +77,7 @@ class Int2HostPool(_Pool):  # type: ignore[misc]
         return sum(buffer[0].nbytes for buffer in self.device_pool.slots.buffers())
 
     def init_kv_buffer(self) -> Tensor:
-        return self.pages.records
+        return self.pages.memory
 
     def load_to_device_per_layer(
         self,
@@ -88,9 +88,11 @@ class Int2HostPool(_Pool):  # type: ignore[misc]
         io_backend: str,
         **_: Any,
     ) -> None:
-        """A record holds all layers, so the first one brings the others."""
+        """SGLang asks for all layers of the same pages, one after the other."""
         if layer_id == 0:
-            self.pages.load(self._pages(host_indices), self._pages(device_indices))
+            pages = self._pages(host_indices), self._pages(device_indices)
+            self._loading = self.pages.load(*pages)
+        next(self._loading)
 
     def backup_from_device_all_layer(
         self, device_pool: Any, host_indices: Tensor, device_indices: Tensor, io_backend: str
@@ -106,13 +108,13 @@ class Int2HostPool(_Pool):  # type: ignore[misc]
 
     def get_data_page(self, index: Any, flat: bool = True) -> Tensor:
         """The record of a page, by its first slot."""
-        return self.pages.records[int(index) // self.page_size].view(torch.uint8)
+        return self.pages.record(int(index) // self.page_size)
 
     def get_dummy_flat_data_page(self) -> Tensor:
         return torch.empty(self.pages.record_bytes, dtype=torch.uint8)
 
     def set_from_flat_data_page(self, index: Any, data_page: Tensor) -> None:
-        self.get_data_page(index).copy_(data_page)
+        self.pages.fill(int(index) // self.page_size, data_page)
 
 
 class Int2DiskPages(_Storage):  # type: ignore[misc]
