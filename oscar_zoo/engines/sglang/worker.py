@@ -177,7 +177,7 @@ def disk_tag(slots: SlotShape, windows: WindowShape, page_size: int, args: Any) 
     if found is None:
         raise UsageError(
             f"the files of {args.model_path} are in no folder and no cache of a hub.",
-            hint="--oscar-disk-cache works with a model in a folder",
+            hint="a disk cache works with a model in a folder",
         )
     parts = (
         served()[1].digest,
