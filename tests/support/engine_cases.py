@@ -144,6 +144,7 @@ CASES = {
     "visits_stock": _stock(engine={**STOCK, **FEW_PAGES}),
     "host": Case(HOST, LATE),
     "host_at_once": Case({**HOST, **MIXED_RANKS}, {**LATE, **RETRACT}),
+    "host_events": Case({**HOST, "hicache_ratio": 2.0, "kv_events_config": ""}, LATE),
     "host_no_sinks": Case(HOST, {**LATE, "OSCAR_INT2_HOST_SINKS": "0"}),
     "host_no_wait": Case(HOST, LATE, mutant="no_wait"),
     "visits_int2": Case(MANY_PAGES, SINKS, "orthogonal", "int2"),

@@ -27,6 +27,13 @@ Of = Callable[[str], Engines]
 OTHERS = [release for release in RELEASES if release != INSTALLED]
 LOSSLESS = [(INSTALLED, "host_at_once"), *((release, "host") for release in RELEASES)]
 WAITS = ["host_no_wait", "host_first_wait"]
+FIRST = [
+    {**group, "name": f"{group['name']}-{at}", "prompts": [prompt]}
+    for group in engine_cases.visits(FEW, new=NEW)[: FEW // 4]
+    for at, prompt in enumerate(group["prompts"])
+]
+ALONE = [*FIRST, *({**group, "name": f"{group['name']}-again"} for group in FIRST[::-1])]
+"""One request at a time, and the last one first again: the host has forgotten the first ones."""
 CODES = ["visits_int2", "host_int2", "host_codes_alone", "visits_mixed", "host_mixed"]
 
 
@@ -41,6 +48,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Of]:
             few = engine_cases.visits(FEW, new=NEW)
             many = engine_cases.visits(MANY, new=NEW) if release == INSTALLED else few
             engine_cases.start(runs, ["visits_stock", "host"], many)
+            engine_cases.start(runs, ["host_events"], ALONE)
             if release == INSTALLED:
                 engine_cases.start(runs, ["host_no_sinks", *WAITS], few)
                 given_up = engine_cases.visits(FEW, new=NEW, given_up=True)
@@ -133,3 +141,32 @@ def test_the_comparison_notices_a_pool_that_forgets_parameters(engines: Of) -> N
         for name in ("visits_int2", "host_codes_alone")
     )
     assert all(here[name] != broken[name] for name in here)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_published_events_tell_what_a_hit_finds(engines: Of, release: str) -> None:
+    """A router that adds them up knows the pages of a prompt that some tier holds. A hit takes all
+    of them, but for the recent window."""
+    held: dict[str, dict[int, tuple[int, ...]]] = {}
+    media, foretold = set[str](), list[int]()
+    for group in engines(release).result("host_events")["groups"].values():
+        (prompt,), (cached,) = group["prompts"], group["cached"]
+        pages, parent = {**held.get("GPU", {}), **held.get("CPU_PINNED", {})}, 0
+        chains = {(page[0], page[1:]): one for one, page in pages.items()}
+        found = 0
+        while found < REACH and (parent, (*prompt[found : found + PAGE],)) in chains:
+            parent = chains[parent, (*prompt[found : found + PAGE],)]
+            found += PAGE
+        foretold.append(found)
+        assert cached == found, group["prompts"]
+        for event in group["events"]:
+            tier = held.setdefault(event["medium"], {})
+            media.add(f"{event['kind']} {event['medium']}")
+            for one in event["block_hashes"]:
+                if event["kind"] == "BlockStored":
+                    tier[one] = (event["parent_block_hash"] or 0, *event["token_ids"])
+                else:
+                    del tier[one]
+    assert {*foretold[FEW:]} == {0, REACH}
+    kinds = ("BlockStored", "BlockRemoved")
+    assert media == {f"{kind} {tier}" for kind in kinds for tier in ("GPU", "CPU_PINNED")}
