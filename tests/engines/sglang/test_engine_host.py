@@ -147,26 +147,26 @@ def test_the_comparison_notices_a_pool_that_forgets_parameters(engines: Of) -> N
 def test_published_events_tell_what_a_hit_finds(engines: Of, release: str) -> None:
     """A router that adds them up knows the pages of a prompt that some tier holds. A hit takes all
     of them, but for the recent window."""
-    held: dict[str, dict[int, tuple[int, ...]]] = {}
-    media, foretold = set[str](), list[int]()
+    held: dict[str, dict[int, tuple[int, ...]]] = {}  # by tier and hash: parent and tokens
+    kinds, foretold = set[str](), list[int]()
     for group in engines(release).result("host_events")["groups"].values():
         (prompt,), (cached,) = group["prompts"], group["cached"]
-        pages, parent = {**held.get("GPU", {}), **held.get("CPU_PINNED", {})}, 0
-        chains = {(page[0], page[1:]): one for one, page in pages.items()}
-        found = 0
-        while found < REACH and (parent, (*prompt[found : found + PAGE],)) in chains:
-            parent = chains[parent, (*prompt[found : found + PAGE],)]
-            found += PAGE
+        known = {page: one for tier in held.values() for one, page in tier.items()}
+        parent, found = 0, 0
+        while found < REACH and (page := (parent, *prompt[found : found + PAGE])) in known:
+            parent, found = known[page], found + PAGE
         foretold.append(found)
-        assert cached == found, group["prompts"]
+        assert cached == found
         for event in group["events"]:
             tier = held.setdefault(event["medium"], {})
-            media.add(f"{event['kind']} {event['medium']}")
-            for one in event["block_hashes"]:
-                if event["kind"] == "BlockStored":
-                    tier[one] = (event["parent_block_hash"] or 0, *event["token_ids"])
-                else:
+            kinds.add(f"{event['kind']} {event['medium']}")
+            parent, ids = event.get("parent_block_hash") or 0, event.get("token_ids", ())
+            for at, one in enumerate(event["block_hashes"]):
+                if event["kind"] == "BlockRemoved":
                     del tier[one]
+                else:
+                    tier[one] = (parent, *ids[at * PAGE : (at + 1) * PAGE])
+                parent = one
     assert {*foretold[FEW:]} == {0, REACH}
-    kinds = ("BlockStored", "BlockRemoved")
-    assert media == {f"{kind} {tier}" for kind in kinds for tier in ("GPU", "CPU_PINNED")}
+    changes = "BlockStored", "BlockRemoved"
+    assert kinds == {f"{one} {tier}" for one in changes for tier in ("GPU", "CPU_PINNED")}
