@@ -166,7 +166,7 @@ def disk_files(pool: Any, page_size: int) -> DiskFiles:
     told = "INT2 KV cache: prompts in up to %.1f GB of %s, tag %s"
     logger.info(told, files.limit / 1e9, chosen.disk_cache, tag)
     DiskSinks(files, pool.windows)
-    pool.disk_counts = files.counts
+    pool.disk_counts, FACTS["disk_bytes"] = files.counts, files.limit
     return files
 
 
