@@ -2,7 +2,7 @@
 
     python contrib/benchmarks/host_cache.py int2 [--tokens 100000] [-- FLAGS]
     python contrib/benchmarks/host_cache.py bf16
-    python contrib/benchmarks/host_cache.py int2 --model FOLDER --tokens 1024 --visits 1000
+    python contrib/benchmarks/host_cache.py int2 --model FOLDER --tokens 4608 --visits 1000
 
 `int2` is this cache with its pages on the host, `bf16` stock SGLang with its own, on the shape of
 `--model` in a pool that holds two of the prompts; weights are those of the folder, or random. Lines
@@ -68,7 +68,7 @@ def main() -> None:
     at = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:at])
     args.flags = words[at + 1 :]
-    args.pool = (2 * args.tokens + 8192) // PAGE * PAGE
+    args.pool = (2 * args.tokens + (0 if args.visits else 8192)) // PAGE * PAGE
     side = {"side": args.side, "host": not args.alone, "tokens": args.tokens}
     with tempfile.TemporaryDirectory() as work:
         args.work = Path(work)
@@ -262,9 +262,8 @@ def judged(visits: list[Visit], known: list[Visit]) -> dict[str, Any]:
             unknown += 1
             continue
         wanted, tokens = answers[at, cached]
-        read = 1 + next(
-            (at for at, (a, b) in enumerate(zip(ids, tokens, strict=True)) if a != b), len(ids) - 1
-        )
+        pairs = enumerate(zip(ids, tokens, strict=True))
+        read = 1 + next((place for place, (a, b) in pairs if a != b), len(ids) - 1)
         change = max(abs(a - b) for a, b in zip(values[:read], wanted[:read], strict=True))
         differ, largest = differ + (ids != tokens), max(largest, change)
         wrong += change > ROUNDING

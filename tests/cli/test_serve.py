@@ -399,7 +399,8 @@ def test_a_server_that_was_killed_knows_its_prompts_when_it_is_back(
 ) -> None:
     files, prompt, reused = tmp_path / "prompts", text_tokens()[1000:1700], list[int]()
     options = ("--host-cache", "2GiB", "--disk-cache", str(files))
-    flags = ("--enable-cache-report", "--enable-metrics")
+    # The canary of a new server prefills a text while SGLang waits a second for the files.
+    flags = ("--enable-cache-report", "--enable-metrics", "--oscar-canary-minutes=0")
     for _ in range(2):
         with serving(rotation, tmp_path, forked=True, flags=flags, options=options) as server:
             question = {"model": "m", "prompt": prompt, "max_tokens": NEW, "temperature": 0}

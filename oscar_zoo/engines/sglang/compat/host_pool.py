@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -120,6 +121,11 @@ class Int2HostPool(_Pool):  # type: ignore[misc]
 class Int2DiskPages(_Storage):  # type: ignore[misc]
     def __init__(self, files: DiskFiles) -> None:
         self._files = files
+        with suppress(ImportError, RuntimeError):
+            # SGLang would compile it when a prompt is first looked up, and find no file meanwhile.
+            from sglang.srt.mem_cache.cpp_utils import native_hash
+
+            native_hash._load_native_hash_module()
 
     def exists(self, key: str) -> bool:
         return self._files.has(_name(key))
