@@ -55,8 +55,6 @@ from oscar_zoo.version import __version__
 SECONDS = 8.0
 """The longest that anything here may take."""
 Rows = list[dict[str, str | int | bool | None]]
-LEAST_HOST = 2
-"""GiB of --host-cache for one GPU; see `preflight.host_cache_flag`."""
 LITTLE_DISK = 1_000_000_000
 """Less free space than this is a warning."""
 _LIBRARIES = {
@@ -299,14 +297,13 @@ def _host() -> DoctorFinding:
     most, limited = int(HOST_SHARE * free) >> 30, free < machine
     why = f"{free / 1e9:.1f} GB free" + " within the limit of this container" * limited
     say = _finding("machine", "host cache", free_bytes=free)
-    if most < LEAST_HOST:
+    if most < 2:  # a GB for the pages of one GPU; see `preflight.host_cache_flag`
         ways = "raise the memory of the container" if limited else "end what takes the memory"
         return say("warning", f"{why}, too little for serve --host-cache", ways)
+    older = installed_from((0,)) and not installed_from(SALTED)
     detail = f"{why}: serve --host-cache {most}GiB at most"
-    if installed_from((0,)) and not installed_from(SALTED):
-        older = f"{detail}; --disk-cache needs a later SGLang"
-        return say("ok", older, f"pip install 'sglang>={_dotted(SALTED)}'")
-    return say("ok", detail)
+    detail += "; --disk-cache needs a later SGLang" * older
+    return say("ok", detail, f"pip install 'sglang>={_dotted(SALTED)}'" if older else None)
 
 
 def _kernels() -> DoctorFinding:

@@ -55,8 +55,7 @@ from oscar_zoo.serving.prepared import check_served, check_used
 from oscar_zoo.serving.sizes import given_gpu, parse_memory
 from oscar_zoo.verb import python_call
 
-CONVERSATION = 32768
-"""Tokens of a conversation in the host's memory."""
+CONVERSATION = 32768  # tokens of one in the host's memory
 CONTEXT = 8192
 """Tokens of a request, where nobody says them and the model takes so many."""
 MACHINE_GPUS = 8
@@ -234,7 +233,7 @@ def run(params: FitGpuParams) -> FitReport:
     possible = needs.longest is None or context <= needs.longest
     enough = [number for number in shared if possible and holding[number] is not False]
     room, usual, caches = shared[gpus]
-    host = _host_tokens(params, name, needs, caches[-1], gpus)
+    host = _host_tokens(params, name, needs, caches[-1].token_bytes, gpus)
     conversation = gpus * (CONVERSATION * caches[-1].token_bytes + caches[-1].sink_bytes // 2)
     usual_bits = f"of {artifact}" if artifact else "of its recipe, without an artifact"
     return FitReport(
@@ -265,9 +264,7 @@ def run(params: FitGpuParams) -> FitReport:
     )
 
 
-def _host_tokens(
-    params: FitGpuParams, name: str, needs: Needs, int2: FittingCache, gpus: int
-) -> int:
+def _host_tokens(params: FitGpuParams, name: str, needs: Needs, token: int, gpus: int) -> int:
     """Tokens that the host's memory holds as `serve` shares it, 0 where nobody asks."""
     if params.host_cache is None:
         return 0
@@ -276,7 +273,7 @@ def _host_tokens(
         raise UsageError(f"--host-cache does not work with {where}.", hint="leave it out")
     size = parse_memory(params.host_cache, "--host-cache")
     flag = host_cache_flag(size, Layout(tp=gpus), None)
-    return int(flag.partition("=")[2]) * 10**9 // int2.token_bytes
+    return int(flag.partition("=")[2]) * 10**9 // token
 
 
 fit_gpu = python_call(FitGpuParams, run)

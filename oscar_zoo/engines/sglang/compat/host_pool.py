@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -128,31 +129,24 @@ class Int2DiskPages(_Storage):  # type: ignore[misc]
             native_hash._load_native_hash_module()
 
     def exists(self, key: str) -> bool:
-        return self._files.has(_name(key))
+        return self._files.has(f"{key}.page")
 
     def get(self, key: str, target_location: Tensor, *_: Any, **__: Any) -> Tensor | None:
-        there = self._files.read(_name(key), memoryview(target_location.numpy()))
+        there = self._files.read(f"{key}.page", memoryview(target_location.numpy()))
         return target_location if there else None
 
     def set(self, key: str, value: Tensor, *_: Any, **__: Any) -> bool:
-        return self._files.write(_name(key), memoryview(value.numpy()))
+        return self._files.write(f"{key}.page", memoryview(value.numpy()))
 
     def batch_get(
         self, keys: Sequence[str], target_locations: Sequence[Tensor], *_: Any, **__: Any
     ) -> list[Tensor | None]:
         """Nothing is read behind a page that is missing, and nothing would use it."""
-        found: list[Tensor | None] = []
-        for key, target in zip(keys, target_locations, strict=True):
-            missing = bool(found) and found[-1] is None
-            found.append(None if missing else self.get(key, target))
-        return found
+        found = [*takewhile(lambda one: one is not None, map(self.get, keys, target_locations))]
+        return [*found, *[None] * (len(keys) - len(found))]
 
     def batch_set(self, keys: Sequence[str], values: Sequence[Tensor], *_: Any, **__: Any) -> bool:
         return all(self.set(key, value) for key, value in zip(keys, values, strict=True))
 
     def clear(self) -> None:
         self._files.clear()
-
-
-def _name(key: str) -> str:
-    return f"{key}.page"

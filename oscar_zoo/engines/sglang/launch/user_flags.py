@@ -49,9 +49,7 @@ _DENIED = {
         "--grpc-mode --smg-grpc-mode --grpc-port --grpc-http-sidecar-port"
         " --smg-http-sidecar-port --gated-launch-port"
     ),
-    "it publishes prompts to the network, unless its endpoints are tcp://127.0.0.1:PORT": (
-        "--kv-events-config"
-    ),
+    "it publishes prompts, unless at tcp://127.0.0.1:PORT alone": "--kv-events-config",
     "it publishes the load to the network": "--load-publish-endpoint",
     "processes of several machines exchange pickles over the network": (
         "--dist-init-addr --nccl-init-addr --nnodes --node-rank --use-ray"
@@ -80,7 +78,6 @@ DENIED_FAMILIES = {
 }
 """The same for every flag whose name begins so, those of later SGLang releases included."""
 
-EVENTS = "--kv-events-config"
 WHOLE_FLAGS = frozenset(["--ssl-keyfile"])
 """Allowed flags whose name is the beginning of a refused one: the engine prefers a whole name."""
 
@@ -171,7 +168,7 @@ def check_extra_flags(extra: Sequence[str]) -> None:
         name = token.split("=", 1)[0].replace("_", "-")
         reason = _reason_against(name)
         value = token.partition("=")[2] or " ".join(extra[place + 1 : place + 2])
-        if reason is not None and not (name == EVENTS and _stays_here(value)):
+        if reason is not None and not (name == "--kv-events-config" and _stays_here(value)):
             raise UsageError(
                 f"{name} is not allowed after --: {reason}.", hint="try: oscar-zoo serve --help"
             )
