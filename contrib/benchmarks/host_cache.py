@@ -17,8 +17,8 @@ of JSON:
 
 With `--visits` come instead that many random ones to shorter prompts, twenty times what the pool
 holds, after a first one to each. Answers are compared with those of a server without the host
-cache, a first visit with a first, a hit with a hit: log-probabilities may differ by rounding, up to
-the first token that does. The line says what differed, how much memory the server took between the
+cache, a first visit with a first, the first token of a hit with that of a hit: log-probabilities
+may differ by rounding, up to the first token that does. The line says what differed, how much memory the server took between the
 middle and the end, and whether all passed, as does the exit status. FLAGS go to SGLang.
 """
 
@@ -244,17 +244,20 @@ async def visited(engine: Any, args: Any, prompts: list[list[int]]) -> tuple[lis
 
 async def references(engine: Any, prompts: list[list[int]]) -> list[Visit]:
     """A first visit to each prompt, and a hit, while the device still holds it."""
-    found = []
+    found = list[Visit]()
     for first in range(0, len(prompts), GROUP):
-        for at in 2 * [*range(first, min(first + GROUP, len(prompts)))]:
-            found.append(await visit(engine, prompts, at))
+        order = 2 * [*range(first, min(first + GROUP, len(prompts)))]
+        for place in range(0, len(order), 4):
+            some = (visit(engine, prompts, at) for at in order[place : place + 4])
+            found += await asyncio.gather(*some)
     return found
 
 
 def judged(visits: list[Visit], known: list[Visit]) -> dict[str, Any]:
     """What the visits found, and how many differ by more than rounding from a known one with as
-    many cached tokens. A hit that reaches further, on the ring of a request that has just ended,
-    is compared with nothing."""
+    many cached tokens. Of a hit that is the first token: where the end of its prompt lies on the
+    device, later ones read that of the first visit. A hit that reaches further, on the ring of a
+    request that has just ended, is compared with nothing."""
     answers = {(at, cached): (values, ids) for at, cached, values, ids in known}
     differ, wrong, unknown, largest = 0, 0, 0, 0.0
     for at, cached, values, ids in visits:
@@ -262,6 +265,7 @@ def judged(visits: list[Visit], known: list[Visit]) -> dict[str, Any]:
             unknown += 1
             continue
         wanted, tokens = answers[at, cached]
+        ids, tokens = (of[: 1 if cached else NEW] for of in (ids, tokens))
         pairs = enumerate(zip(ids, tokens, strict=True))
         read = 1 + next((place for place, (a, b) in pairs if a != b), len(ids) - 1)
         change = max(abs(a - b) for a, b in zip(values[:read], wanted[:read], strict=True))
