@@ -18,8 +18,9 @@ of JSON:
 With `--visits` come instead that many random ones to shorter prompts, twenty times what the pool
 holds, after a first one to each. Answers are compared with those of a server without the host
 cache, a first visit with a first, the first token of a hit with that of a hit: log-probabilities
-may differ by rounding, up to the first token that does. The line says what differed, how much memory the server took between the
-middle and the end, and whether all passed, as does the exit status. FLAGS go to SGLang.
+may differ by rounding, up to the first token that does. The line says what differed, how much
+memory the server took between the middle and the end, and whether all passed, as does the exit
+status. FLAGS go to SGLang.
 """
 
 from __future__ import annotations
