@@ -138,7 +138,7 @@ def _kind(parameter: Parameter) -> tuple[Any, bool, bool]:
         return click.Choice(get_args(first)), many, False
     if first in (int, float):
         return _number(first, parameter), many, False
-    known = {Path: click.Path(path_type=Path), bool: bool}
+    known = {Path: options.Place(path_type=Path), bool: bool}
     return known.get(first, str), many, not optional
 
 

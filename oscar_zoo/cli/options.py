@@ -17,6 +17,17 @@ _QUIET = "Print results and errors only."
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Place(click.Path):
+    """A path. click takes any word behind an option for its value, also the next option."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = os.fspath(value)
+        if param is not None and text[:1] == "-" != text:
+            hint = f"for a path of that name: ./{text}"
+            raise UsageError(f"{param.opts[0]} needs a path, and {text} is an option.", hint=hint)
+        return super().convert(value, param, ctx)
+
+
 def json_option(function: F) -> F:
     """`--json`: exactly one JSON object on stdout, on errors too."""
     text = "Print one JSON object instead of text."

@@ -68,11 +68,12 @@ class DiskFiles:
 
         Nothing is forced to the disk: the checksum finds what a crash of the machine leaves half
         written."""
-        path = self._path(name)
-        with suppress(OSError):
-            os.utime(path)
-            return True
-        size = sum(part.nbytes for part in parts)
+        path, size = self._path(name), sum(part.nbytes for part in parts)
+        # One damaged file may have others beside it, which nobody reads while it is missing.
+        if not self.counts["broken"] or self.read(name, memoryview(bytearray(size))):
+            with suppress(OSError):
+                os.utime(path)
+                return True
         head, fresh = self._header(name, size), durable.temp_path(self._folder)
         start = head + _CHECKSUM.pack(_checksum(head, *parts))
         try:

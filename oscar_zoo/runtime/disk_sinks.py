@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -26,8 +25,7 @@ class DiskSinks:
     def __init__(self, files: DiskFiles, windows: WindowStore) -> None:
         self._files, self._windows = files, windows
         self._on_gpu = windows.sink_k.device.type == "cuda"
-        self._queue: queue.Queue[tuple[str, list[Tensor], torch.cuda.Event | None]]
-        self._queue = queue.Queue(WAITING)
+        self._queue = queue.Queue[tuple[str, list[Tensor], torch.cuda.Event | None]](WAITING)
         windows.sinks.recall, windows.before_step = self.recall, self.save
         threading.Thread(target=self._write, daemon=True).start()
 
@@ -58,8 +56,8 @@ class DiskSinks:
             done = torch.cuda.Event() if self._on_gpu else None
             if done is not None:
                 done.record()
-            with suppress(queue.Full):
-                self._queue.put_nowait((name, parts, done))
+            if not self._queue.full():  # nobody else puts anything
+                self._queue.put((name, parts, done))
 
     def _write(self) -> None:
         while True:

@@ -84,8 +84,9 @@ class SlotStore:
         """`regions`: memory of an engine for each layer, in bytes; allocated here by default."""
         self.shape = shape
         self.stacks: list[Tensor] = []
-        """`[layers, num_slots, num_kv_heads, width]`: all of ours, by width. A copy of slots in
-        every layer is one for each of them."""
+        self.layers_of: list[list[int]] = []
+        """`[layers, num_slots, num_kv_heads, width]`: all of ours, by width, and which layers each
+        holds. A copy of slots in every layer is one for each of them."""
         codes = [code_bytes(k) + code_bytes(v) for k, v in shape.specs]
         affine = [2 * (k.num_groups + v.num_groups) for k, v in shape.specs]
         dtype = quantizer.SCALE_DTYPES[shape.k.scale_dtype]
@@ -113,6 +114,7 @@ class SlotStore:
             size = widths.count(width), number + number % 2, heads, width
             stack = zeros(size, dtype, device)[:, :number]
             self.stacks.append(stack)
+            self.layers_of.append([one for one, own in enumerate(widths) if own == width])
             layers[width] = iter(stack.unbind())
         return [next(layers[width]) for width in widths]
 

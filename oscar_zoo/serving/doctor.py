@@ -28,11 +28,18 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from pydantic import computed_field
 
-from oscar_kernels.chips import CHIPS, LOWEST, Capability, cards_by_state, kernel_path, state
+from oscar_kernels.chips import CHIPS, LOWEST, cards_by_state, kernel_path, state
 from oscar_zoo import paths
 from oscar_zoo.artifact.outcome import HIDDEN, State, says
 from oscar_zoo.engines.requirements import SERIES, vllm_version
-from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST, sglang_version
+from oscar_zoo.engines.sglang.compat.releases import (
+    BEYOND,
+    FIRST,
+    installed_from,
+    sglang_version,
+)
+from oscar_zoo.engines.sglang.launch.preflight import HOST_SHARE
+from oscar_zoo.engines.sglang.refusals import SALTED
 from oscar_zoo.errors import HubTimeout, MissingDependency, NetworkError, OscarZooError, UsageError
 from oscar_zoo.models import hardware
 from oscar_zoo.next_step import Install
@@ -91,7 +98,7 @@ class DoctorFinding:
     supported: Annotated[str | None, says("Versions; null where any will do.", **_MAYBE)] = MISSING
     path: Annotated[str, says("Of a file or folder.", **_MAYBE)] = MISSING
     exists: Annotated[bool, says("Whether there is a configuration.", **_MAYBE)] = MISSING
-    free_bytes: Annotated[int | None, says("On its disk; null where unknown.", **_MAYBE)] = MISSING
+    free_bytes: Annotated[int | None, says("Of its disk or memory, if known.", **_MAYBE)] = MISSING
     writable: Annotated[bool, says("Whether it can be written.", **_MAYBE)] = MISSING
     private: Annotated[bool, says("Whether only its owner can write to it.", **_MAYBE)] = MISSING
     artifacts: Annotated[int, says("How many there are.", **_MAYBE)] = MISSING
@@ -279,7 +286,24 @@ def engine() -> Iterator[DoctorFinding]:
             yield say("ok", "not installed; only serve needs it", error.hint)
         except OscarZooError as error:
             yield say("failed", error.message, error.hint)
+    yield _host()
     yield _kernels()
+
+
+def _host() -> DoctorFinding:
+    """How much `serve --host-cache` may take, which is why a machine cannot have one, and whether
+    files can keep it."""
+    free, machine = hardware.available_ram(), hardware.available_ram(cgroup=Path(os.devnull))
+    most, limited = int(HOST_SHARE * free) >> 30, free < machine
+    why = f"{free / 1e9:.1f} GB free" + " within the limit of this container" * limited
+    say = _finding("machine", "host cache", free_bytes=free)
+    if most < 2:  # a GB for the pages of one GPU; see `preflight.host_cache_flag`
+        ways = "raise the memory of the container" if limited else "end what takes the memory"
+        return say("warning", f"{why}, too little for serve --host-cache", ways)
+    older = installed_from((0,)) and not installed_from(SALTED)
+    detail = f"{why}: serve --host-cache {most}GiB at most"
+    detail += "; --disk-cache needs a later SGLang" * older
+    return say("ok", detail, f"pip install 'sglang>={_dotted(SALTED)}'" if older else None)
 
 
 def _kernels() -> DoctorFinding:
@@ -313,8 +337,8 @@ def _kernels() -> DoctorFinding:
     return say("warning", detail, f"{lowest} ({known}), or --device cpu")
 
 
-def _dotted(capability: Capability) -> str:
-    return ".".join(map(str, capability))
+def _dotted(numbers: Sequence[int]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def _counted(artifacts: int) -> str:

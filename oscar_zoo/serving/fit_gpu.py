@@ -23,6 +23,7 @@ from oscar_zoo.engines.sglang.capacity import (
     stored_bits,
     weights_share,
 )
+from oscar_zoo.engines.sglang.launch.preflight import host_cache_flag
 from oscar_zoo.engines.sglang.sizing import Layout, check_heads, splits
 from oscar_zoo.engines.vllm.command import check_built
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel, UsageError
@@ -52,9 +53,10 @@ from oscar_zoo.serving.memory import (
 )
 from oscar_zoo.serving.params import Engine, FitGpuParams
 from oscar_zoo.serving.prepared import check_served, check_used
-from oscar_zoo.serving.sizes import given_gpu
+from oscar_zoo.serving.sizes import given_gpu, parse_memory
 from oscar_zoo.verb import python_call
 
+CONVERSATION = 32768  # tokens of one in the host's memory
 CONTEXT = 8192
 """Tokens of a request, where nobody says them and the model takes so many."""
 MACHINE_GPUS = 8
@@ -157,6 +159,9 @@ class FitReport:
     not_served: Annotated[str | None, says("Why serve refuses the model, where known.")]
     usable: Annotated[float, called("usable_share", "Of it, for weights and cache.")]
     engine: Engine
+    host_tokens: Annotated[Count, says("Of INT2, that fit the --host-cache; 0 without it.")] = 0
+    host_requests: Annotated[Count, says("Of these, with 32,768 tokens each.")] = 0
+    disk_request_bytes: Annotated[Count, says("Of one of them in a --disk-cache.")] = 0
     estimate: Literal[True] = True
     schema: Literal["oscar-zoo.fit-gpu/1"] = "oscar-zoo.fit-gpu/1"
 
@@ -229,6 +234,8 @@ def run(params: FitGpuParams) -> FitReport:
     possible = needs.longest is None or context <= needs.longest
     enough = [number for number in shared if possible and holding[number] is not False]
     room, usual, caches = shared[gpus]
+    host = _host_tokens(params, name, needs, caches[-1].token_bytes, gpus)
+    conversation = gpus * (CONVERSATION * caches[-1].token_bytes + caches[-1].sink_bytes // 2)
     usual_bits = f"of {artifact}" if artifact else "of its recipe, without an artifact"
     return FitReport(
         model=name,
@@ -252,7 +259,22 @@ def run(params: FitGpuParams) -> FitReport:
         not_served=not_served,
         usable=rules.usable,
         engine=params.engine,
+        host_tokens=host,
+        host_requests=host // CONVERSATION,
+        disk_request_bytes=conversation if host else 0,
     )
+
+
+def _host_tokens(params: FitGpuParams, name: str, needs: Needs, token: int, gpus: int) -> int:
+    """Tokens that the host's memory holds as `serve` shares it, 0 where nobody asks."""
+    if params.host_cache is None:
+        return 0
+    if params.engine == "vllm" or needs.other != OtherLayers():
+        where = "vLLM" if params.engine == "vllm" else f"the other layers of {name}"
+        raise UsageError(f"--host-cache does not work with {where}.", hint="leave it out")
+    size = parse_memory(params.host_cache, "--host-cache")
+    flag = host_cache_flag(size, Layout(tp=gpus), None)
+    return int(flag.partition("=")[2]) * 10**9 // token
 
 
 fit_gpu = python_call(FitGpuParams, run)

@@ -374,7 +374,7 @@ class FitGpuParams:
       oscar-zoo fit-gpu Qwen3-8B --memory 24GiB
       oscar-zoo fit-gpu Qwen3-8B --gpu 'RTX 4090'
       oscar-zoo fit-gpu Qwen3-32B --gpu 2xH100 --context 32768
-      oscar-zoo fit-gpu Qwen3-8B --memory 24GiB --bits 2.75
+      oscar-zoo fit-gpu Qwen3-8B --memory 24GiB --bits 2.75 --host-cache 64GiB
       oscar-zoo fit-gpu Qwen3-8B --gpu H200 --engine vllm
       oscar-zoo fit-gpu ./my-model --memory 141GB --requests 64 --json
     """
@@ -421,6 +421,10 @@ class FitGpuParams:
             least=1,
             most=1 << 20,
         ),
+    ] = None
+    host_cache: Annotated[
+        str | None,
+        Opt("Also say what so much host memory holds, as of serve.", metavar="SIZE"),
     ] = None
     gpus: Annotated[
         int | None,

@@ -74,6 +74,10 @@ class End:
         return f"{time}{'' if said else f' with {status}'}: {self.cause}"
 
 
+HOST_TOKENS = says("That fit the host's memory; 0 without --host-cache.", ge=0)
+DISK_BYTES = says("Of files that --disk-cache keeps at most; 0 without it.", ge=0)
+
+
 @dataclass(frozen=True)
 class ServerRecord:
     """A server that runs, or that ended by itself where it has an end."""
@@ -92,6 +96,8 @@ class ServerRecord:
         Literal["in band", "out of band"] | None,
         says("Whether stored tokens give the answers of the start; null where nobody knows."),
     ] = None
+    host_tokens: Annotated[int, HOST_TOKENS] = 0
+    disk_bytes: Annotated[int, DISK_BYTES] = 0
     end: Annotated[End | None, *HIDDEN] = None
 
     @computed_field(description="Of the process that supervises the server.")

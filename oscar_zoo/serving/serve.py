@@ -66,7 +66,7 @@ from oscar_zoo.registry.verify import artifacts_at
 from oscar_zoo.serving import records
 from oscar_zoo.serving.params import Engine, ServeParams
 from oscar_zoo.serving.prepared import Prepared, check_asked_gpus, check_served, check_wish, prepare
-from oscar_zoo.serving.records import Entry, ServerRecord, key_for
+from oscar_zoo.serving.records import DISK_BYTES, HOST_TOKENS, Entry, ServerRecord, key_for
 from oscar_zoo.serving.servers import check_port, serve_log
 
 Missing = Callable[
@@ -275,6 +275,8 @@ class ReadyServer(_Served):
         ),
     ]
     requests: Annotated[Count, Field(alias="max_running_requests")]
+    host_tokens: Annotated[Count, HOST_TOKENS] = 0
+    disk_bytes: Annotated[Count, DISK_BYTES] = 0
     context: Annotated[Count | None, says("Of a request, where known.", alias="context_tokens")]
     curl: Annotated[str, says("A request that a shell runs as it stands.")]
     key_file: Annotated[Path | None, says("Private file with the key that requests need, or null.")]
@@ -356,7 +358,8 @@ def launch(
             raise with_next_step(error, source, params.command_line(model="DIR")) from None
         client.timeout = COUNT_SECONDS
         entry.keep_keys(wanted.api_key, started.administration_key)
-        entry.change(state="ready", model=told["model_id"])
+        tiers = {name: told.get(name, 0) for name in ("host_tokens", "disk_bytes")}
+        entry.change(state="ready", model=told["model_id"], **tiers)
         observer.begin((), timed=False)
         kept = entry.record.key_file if wanted.api_key else None
         key_file = params.api_key_file or kept

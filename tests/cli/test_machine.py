@@ -23,6 +23,7 @@ from quick_cli import QuickCli
 from tiny_artifacts import K_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.registry.store import Record, Store
 from oscar_zoo.serving import doctor
 
@@ -338,6 +339,28 @@ def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, quick: Q
     assert all(line.startswith(states) for line in done.out.splitlines())
     assert f"ok          hub      file:{quick.folder}/empty: 0 artifacts" in done.out
     assert "FAILED      hub      hf:org/missing: Hugging Face org/missing does not" in done.out
+
+
+@pytest.mark.parametrize(
+    ("group", "version", "state", "holds"),
+    [
+        (64, "0.5.21", "ok", "57GiB"),
+        (8, "0.5.21", "ok", "7GiB"),
+        (1, "0.5.21", "warning", "limit of this container"),
+        (64, "0.5.17", "ok", "pip install"),
+    ],
+)
+def test_why_a_machine_has_no_cache_on_the_host(
+    group: int, version: str, state: str, holds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def free(cgroup: Path | None = None) -> int:
+        return (group if cgroup is None else 64) << 30
+
+    monkeypatch.setattr(doctor.hardware, "available_ram", free)
+    monkeypatch.setattr(releases, "version", lambda name: version)
+    (found,) = (one for one in doctor.engine() if one.name == "host cache")
+    assert (found.state, found.free_bytes) == (state, group << 30)
+    assert holds in f"{found.detail}; {found.step}"
 
 
 def test_a_hub_that_hangs_in_any_other_way_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:

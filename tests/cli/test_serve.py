@@ -399,7 +399,8 @@ def test_a_server_that_was_killed_knows_its_prompts_when_it_is_back(
 ) -> None:
     files, prompt, reused = tmp_path / "prompts", text_tokens()[1000:1700], list[int]()
     options = ("--host-cache", "2GiB", "--disk-cache", str(files))
-    flags = ("--enable-cache-report", "--enable-metrics")
+    # The canary of a new server prefills a text while SGLang waits a second for the files.
+    flags = ("--enable-cache-report", "--enable-metrics", "--oscar-canary-minutes=0")
     for _ in range(2):
         with serving(rotation, tmp_path, forked=True, flags=flags, options=options) as server:
             question = {"model": "m", "prompt": prompt, "max_tokens": NEW, "temperature": 0}
@@ -410,6 +411,7 @@ def test_a_server_that_was_killed_knows_its_prompts_when_it_is_back(
                 time.sleep(0.1)
             page = server.ask("/metrics").decode()
     recent = server.ready["windows"]["recent"]
+    assert server.ready["host_tokens"] > 0 < server.ready["disk_bytes"]
     assert reused == [0, (len(prompt) - recent) // PAGE * PAGE]
     assert re.search(r"^oscar_int2_disk_broken_total\S* 0\.0$", page, re.MULTILINE)
 
@@ -455,6 +457,8 @@ def test_a_server_in_the_background_from_start_to_stop(rotation: Path, tmp_path:
         told = r"INT2 KV cache: (\d+) tokens in 2.0 GB of the host's memory, and the first of (\d+)"
         (held,) = re.findall(told, log)
         assert int(held[0]) * TOKEN_BYTES == pytest.approx(2e9, rel=1e-3)
+        assert (row["host_tokens"], row["disk_bytes"]) == (int(held[0]), 0)
+        assert f"{int(held[0]):,} more in its memory" in block["Host"]
         assert int(held[1]) == int(0.05 * 2e9 / (64 * ROW_BYTES))
     finally:
         stopped = oscar_zoo(tmp_path, "stop", "my-model")

@@ -39,6 +39,9 @@ def test_what_is_read_is_what_was_written_under_this_name_and_tag(tmp_path: Path
     assert (files.counts["broken"], other.counts["broken"]) == (2, 1)
     assert not files.has(NAMES[0]) and not files.has(NAMES[1]), "removed, to be written again"
     assert files.write(NAMES[0], memoryview(DATA)) and read(files, NAMES[0]) == DATA
+    os.truncate(place, 100)
+    assert files.write(NAMES[0], memoryview(DATA)) and read(files, NAMES[0]) == DATA
+    assert files.counts["broken"] == 3, "after one that is broken, none is taken for whole"
 
 
 @pytest.mark.parametrize("name", ["../x.page", "0.page", "0" * 64, "0" * 64 + ".page\n"])

@@ -31,35 +31,45 @@ def width(layer: torch.Tensor) -> int:
     return layer.shape[-1]
 
 
-def pages_of(store: SlotStore) -> list[torch.Tensor]:
-    """The bytes of every page: codes, then parameters, in each those of narrow layers first."""
-    layers = [*sorted(store.codes, key=width), *sorted(store.affine, key=width)]
-    parts = [one.view(torch.uint8).reshape(PAGES, -1).cpu().clone() for one in layers]
+def pages_of(store: SlotStore, layers: int = 3) -> list[torch.Tensor]:
+    """The bytes of every page: of so many layers at a time, codes, then parameters, in each those
+    of narrow layers first."""
+    found = []
+    for first in range(0, 3, layers):
+        for side in (store.codes, store.affine):
+            found += sorted(side[first : first + layers], key=width)
+    parts = [one.view(torch.uint8).reshape(PAGES, -1).cpu().clone() for one in found]
     return list(torch.cat(parts, 1))
 
 
+@pytest.mark.parametrize("layers", [1, 2, 6])
 @pytest.mark.parametrize("staged", [1, 3, 100])
 def test_pages_come_back_to_the_same_bytes(
-    slots: SlotStore, staged: int, monkeypatch: pytest.MonkeyPatch
+    slots: SlotStore, staged: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = slots.shape.token_bytes() * PAGE
     monkeypatch.setattr(host_pages, "STAGE_BYTES", staged * record)
-    host, before = HostPages(slots, PAGE, RECORDS), pages_of(slots)
+    monkeypatch.setattr(host_pages, "LAYERS", layers)
+    host, before = HostPages(slots, PAGE, RECORDS), pages_of(slots, layers)
     assert host.record_bytes == record and stage_bytes(record) == 2 * staged * record
     out, records, back = [5, 6, 7, 1, 11], [3, 4, 9, 10, 0], [2, 8, 9, 4, 10]
     host.save(torch.tensor(out), torch.tensor(records))
-    if host.records.is_pinned():
+    if host.memory.is_pinned():
         torch.cuda.synchronize()
     for page, place in zip(out, records, strict=True):
-        assert torch.equal(host.records[place].view(torch.uint8), before[page])
+        assert torch.equal(host.record(place), before[page])
+    host.fill(15, host.record(records[0]))
     order = [4, 0, 2, 1, 3]
-    host.load(
-        torch.tensor([records[one] for one in order]), torch.tensor([back[one] for one in order])
-    )
+    found = [torch.tensor([of[one] for one in order]) for of in ([15, *records[1:]], back)]
+    for layer, _ in enumerate(host.load(*found)):
+        for buffer in (slots.codes[layer], slots.affine[layer]):
+            pages = buffer.view(torch.uint8).reshape(PAGES, -1)
+            assert torch.equal(pages[back[4]], pages[out[4]]), layer
+    assert layer == 2
     expected = dict(enumerate(before)) | {
         page: before[was] for page, was in zip(back, out, strict=True)
     }
-    after = pages_of(slots)
+    after = pages_of(slots, layers)
     for page in range(PAGES):
         assert torch.equal(after[page], expected[page]), page
     host.close()

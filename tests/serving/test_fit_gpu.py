@@ -79,6 +79,20 @@ def test_it_agrees_with_info(name: str, memory: int) -> None:
     assert known["other_layers_unknown"] is None and report.other_layers
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_the_memory_of_the_host_is_shared_by_all_gpus(gpus: int) -> None:
+    report = fit_gpu("Qwen3-8B", 24 * GB, gpus=gpus, host_cache="64GiB")
+    assert report.of_kind("INT2").token_bytes == 20_736 // gpus
+    each = int((64 << 30) / 1.05 / gpus / GB) * GB
+    assert report.host_tokens == each // (20_736 // gpus)
+    assert report.host_requests == report.host_tokens // 32_768
+    assert report.disk_request_bytes == 20_736 * 32_768 + 64 * 147_456
+    assert fit_gpu("Qwen3-8B", 24 * GB).host_tokens == 0
+    for model, engine in (("Qwen3-8B", "vllm"), ("gpt-oss-20b", "sglang")):
+        with pytest.raises(UsageError, match="--host-cache does not work with"):
+            fit_gpu(model, 24 * GB, host_cache="64GiB", engine=engine)
+
+
 def test_states_and_windows_come_from_the_configuration() -> None:
     hybrid, windows = MODELS / "Qwen3.5-35B-A3B", MODELS / "gpt-oss-20b"
     states = kinds(fit_gpu(str(hybrid), 141 * GB, gpus=1))

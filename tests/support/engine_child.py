@@ -63,13 +63,18 @@ def main(place: Path, out: Path) -> None:
         result["pool"] = pool_contract()
     if job.get("heads"):
         result["heads"] = head_assignment()
+    events = Events(job["engine"]) if "kv_events_config" in job["engine"] else None
     began = time.time()
     engine = sglang.Engine(**job["engine"])
     result["up"] = round(time.time() - began, 1)
     try:
+        if events is not None:
+            events.take(1000)  # ZeroMQ subscribes while somebody waits
         result["memory"] = [left(engine, out)] if job.get("memory") else []
         for group in job["groups"]:
             result["groups"][group["name"]] = run(engine, group, result["groups"])
+            if events is not None:
+                result["groups"][group["name"]]["events"] = events.take()
         if job.get("image"):
             result["image"] = image(engine)
         if job.get("memory"):
@@ -88,6 +93,35 @@ def main(place: Path, out: Path) -> None:
     reports = out.parent.glob(out.name + ".*.json")
     result["reports"] = [json.loads(path.read_text()) for path in sorted(reports)]
     out.write_text(json.dumps(result))
+
+
+class Events:
+    """What the engine publishes of the pages that it holds."""
+
+    def __init__(self, engine: dict[str, Any]) -> None:
+        import zmq
+
+        self._socket, self._seen = zmq.Context().socket(zmq.SUB), 0
+        self._socket.subscribe("")
+        place = "tcp://127.0.0.1"
+        place = f"{place}:{self._socket.bind_to_random_port(place)}"
+        engine["kv_events_config"] = json.dumps({"publisher": "zmq", "endpoint": place})
+
+    def take(self, patience: int = 300) -> list[dict[str, Any]]:
+        """All that came since this was called last, until nothing comes for so many ms."""
+        import msgspec
+        from sglang.srt.disaggregation.kv_events import KVEventBatch
+
+        found, decoder = [], msgspec.msgpack.Decoder(KVEventBatch)
+        while self._socket.poll(patience):
+            _, number, payload = self._socket.recv_multipart()
+            number = int.from_bytes(number, "big")  # the start of the server has some of its own
+            assert not self._seen or number == self._seen + 1, "one was lost"
+            self._seen = number
+            for event in decoder.decode(payload).events:
+                fields = {name: getattr(event, name) for name in event.__struct_fields__}
+                found.append({"kind": type(event).__name__, **fields})
+        return found
 
 
 def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:

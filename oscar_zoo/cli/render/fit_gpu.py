@@ -7,7 +7,14 @@ from oscar_zoo.engines.sglang.capacity import RULES
 from oscar_zoo.engines.sglang.sizing import FEWEST, MOST, SHARE, STEP
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST
 from oscar_zoo.next_step import capitalized
-from oscar_zoo.serving.fit_gpu import GIVEN, MACHINE_GPUS, OF_RECIPE, FitReport, FittingCache
+from oscar_zoo.serving.fit_gpu import (
+    CONVERSATION,
+    GIVEN,
+    MACHINE_GPUS,
+    OF_RECIPE,
+    FitReport,
+    FittingCache,
+)
 from oscar_zoo.serving.memory import fetch_config
 
 _VERDICTS = {True: "fits", False: "does not fit", None: "not known"}
@@ -39,6 +46,12 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
         f"Beside its tokens a running request takes {terminal.megabytes(int2)} with INT2{beside}"
         f"{more}"
     )
+    if report.host_tokens:
+        terminal.prose(
+            f"--host-cache holds {report.host_tokens:,} tokens, or {report.host_requests:,}"
+            f" conversations of {CONVERSATION:,}; each takes {report.disk_request_bytes / 1e9:.2f}"
+            " GB of a --disk-cache"
+        )
     print_terms(report)
     _print_requests(report)
     _print_longest(report)

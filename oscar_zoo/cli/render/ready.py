@@ -19,6 +19,7 @@ def print_ready(ready: ReadyServer, *, stop: str, new_key: bool = False) -> None
     plain, code_bits = ready.plain_capacity, ready.code_bits
     more = f" (BF16 would hold {plain:,})" if plain is not None else ""
     wider = "" if code_bits == "2" else f" with codes of {code_bits} bits (keys/values)"
+    files = f", and in files of up to {ready.disk_bytes / 1e9:.0f} GB" if ready.disk_bytes else ""
     rows = {
         "Model": f"{ready.model_id}, {ENGINES[ready.engine]} {ready.version} on {_where(ready)}",
         "Artifact": f"{ready.artifact}  {ready.digest}, verified to level {ready.level}",
@@ -28,6 +29,7 @@ def print_ready(ready: ReadyServer, *, stop: str, new_key: bool = False) -> None
             f" {ready.windows['recent']} tokens uncompressed"
         ),
         "Capacity": f"{ready.capacity:,} tokens{more}, {ready.requests} requests at a time",
+        "Host": f"{ready.host_tokens:,} more in its memory{files}" if ready.host_tokens else None,
         "Drafts": ready.drafts,
         "Ready": f"{ready.url}   ({ready.seconds:.0f} s)   stop with {stop}",
         "Try": ready.curl,

@@ -13,13 +13,17 @@ def print_servers(report: PsReport) -> None:
     """The table, and a line about each server that ended by itself, with the next step."""
     if report.servers:
         heads = "PORT MODEL ARTIFACT ENGINE STATE CANARY UP PID URL".split()
-        table = terminal.table(*heads, right=(0, 6, 7))
+        tiers = any(one.host_tokens for one in report.servers)
+        heads += ["HOST TOKENS", "DISK"] if tiers else []
+        table = terminal.table(*heads, right=(0, 6, 7, 9, 10)[: 5 if tiers else 3])
         for one in report.servers:
             minutes, seconds = divmod(one.seconds, 60)
             up = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
             row = (one.port, one.model, one.artifact, ENGINES[one.engine], one.state)
             more = (one.canary or "-", up, one.process.pid, one.url)
-            table.add_row(*map(terminal.clean, (*row, *more)))
+            disk = f"{one.disk_bytes / 1e9:.0f} GB" if one.disk_bytes else "-"
+            kept = (f"{one.host_tokens:,}", disk) if tiers else ()
+            table.add_row(*map(terminal.clean, (*row, *more, *kept)))
         terminal.out().print(table)
     else:
         terminal.note("No server of yours runs here. Start one: oscar-zoo serve NAME --detach")

@@ -389,31 +389,31 @@ STORAGE = _switch(
 
 ON_DISK = (
     Refusal(
-        "--oscar-disk-cache without --enable-hierarchical-cache",
+        "a disk cache without --enable-hierarchical-cache",
         "files keep what the host's memory has",
         lambda config: not _get(config, "enable_hierarchical_cache"),
         "add it, or oscar-zoo serve --host-cache SIZE",
     ),
     Refusal(
-        "--oscar-disk-cache with another --hicache-storage-backend",
+        "a disk cache with another --hicache-storage-backend",
         "pages are stored once",
         _other_than("hicache_storage_backend", STORAGE_BACKEND),
         "leave it out",
     ),
     Refusal(
-        "--oscar-disk-cache on several GPUs",
+        "a disk cache on several GPUs",
         "nobody has tried whether their files agree",
         lambda config: max(_number(config, "tp_size"), _number(config, "dp_size")) > 1,
         "one GPU, or --host-cache alone",
     ),
     Refusal(
-        "--oscar-disk-cache with --enable-lora",
+        "a disk cache with --enable-lora",
         "SGLang names an adapter by its path, whatever it holds",
         lambda config: bool(_get(config, "enable_lora") or _get(config, "lora_paths")),
         "leave out one of the two",
     ),
     Refusal(
-        "--oscar-disk-cache in SGLang before 0.5.21",
+        "a disk cache in SGLang before 0.5.21",
         "its names of pages leave out the salt and the adapter of a request",
         lambda _: releases.installed_from((0,)) and not releases.installed_from(SALTED),
         "pip install 'sglang>=0.5.21'",

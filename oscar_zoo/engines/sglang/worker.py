@@ -166,7 +166,7 @@ def disk_files(pool: Any, page_size: int) -> DiskFiles:
     told = "INT2 KV cache: prompts in up to %.1f GB of %s, tag %s"
     logger.info(told, files.limit / 1e9, chosen.disk_cache, tag)
     DiskSinks(files, pool.windows)
-    pool.disk_counts = files.counts
+    pool.disk_counts, FACTS["disk_bytes"] = files.counts, files.limit
     return files
 
 
@@ -177,12 +177,13 @@ def disk_tag(slots: SlotShape, windows: WindowShape, page_size: int, args: Any) 
     if found is None:
         raise UsageError(
             f"the files of {args.model_path} are in no folder and no cache of a hub.",
-            hint="--oscar-disk-cache works with a model in a folder",
+            hint="a disk cache works with a model in a folder",
         )
     parts = (
         served()[1].digest,
         (slots.specs, slots.num_kv_heads, QUANTIZER, MIXED_QUANTIZER, CLIP_ALGORITHM),
-        (windows.sink, windows.k_head_dim, windows.v_head_dim, windows.dtype, page_size),
+        (windows.sink, windows.k_head_dim, windows.v_head_dim, windows.dtype),
+        (page_size, host_pages.LAYERS),
         (geometry.attention_ranks(), args.tp_size),
         (args.dtype, args.quantization, args.json_model_override_args),
         weight_files.fingerprint(found),

@@ -207,15 +207,18 @@ def swap(files: list[Path]) -> None:
 
 @pytest.mark.parametrize("kind", ["page", "sinks"])
 @pytest.mark.parametrize("harm", [cut, flip, swap])
-def test_a_broken_file_is_a_miss_that_is_counted(
+def test_broken_files_are_misses_that_are_counted_and_written_again(
     disk: Callable[[str], Disk], kind: str, harm: Callable[[list[Path]], None]
 ) -> None:
     servers, name = disk(INSTALLED), f"{kind}_{harm.__name__}"
     harm([path for path in servers.copied(name) if path.suffix == f".{kind}"])
     run = servers.serve(name, name, SECOND)
     assert servers.right(run) and cached(run) == {0}
-    assert counts(run)["broken"] == FEW and counts(run)["failed"] == 0
+    assert counts(run)["broken"] == FEW * (PAGES if kind == "page" else 1)
+    assert counts(run)["failed"] == 0
     assert "is damaged or not what it should be" in servers.runs.log(name)
+    healed = servers.serve(f"{name}_healed", name, SECOND)
+    assert servers.right(healed) and cached(healed) == {REACH} and counts(healed)["broken"] == 0
 
 
 def test_a_server_that_was_killed_before_first_tokens_leaves_a_miss(

@@ -26,6 +26,14 @@ REACH = (DONOR - RECENT) // PAGE * PAGE
 Of = Callable[[str], Engines]
 OTHERS = [release for release in RELEASES if release != INSTALLED]
 LOSSLESS = [(INSTALLED, "host_at_once"), *((release, "host") for release in RELEASES)]
+WAITS = ["host_no_wait", "host_first_wait"]
+FIRST = [
+    {**group, "name": f"{group['name']}-{at}", "prompts": [prompt]}
+    for group in engine_cases.visits(FEW, new=NEW)[: FEW // 4]
+    for at, prompt in enumerate(group["prompts"])
+]
+ALONE = [*FIRST, *({**group, "name": f"{group['name']}-again"} for group in FIRST[::-1])]
+"""One request at a time, and the last one first again: the host has forgotten the first ones."""
 CODES = ["visits_int2", "host_int2", "host_codes_alone", "visits_mixed", "host_mixed"]
 
 
@@ -40,8 +48,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Of]:
             few = engine_cases.visits(FEW, new=NEW)
             many = engine_cases.visits(MANY, new=NEW) if release == INSTALLED else few
             engine_cases.start(runs, ["visits_stock", "host"], many)
+            engine_cases.start(runs, ["host_events"], ALONE)
             if release == INSTALLED:
-                engine_cases.start(runs, ["host_no_sinks", "host_no_wait"], few)
+                engine_cases.start(runs, ["host_no_sinks", *WAITS], few)
                 given_up = engine_cases.visits(FEW, new=NEW, given_up=True)
                 engine_cases.start(runs, ["host_at_once"], given_up)
                 engine_cases.start(runs, CODES, engine_cases.visits(8, new=1))
@@ -105,8 +114,9 @@ def test_without_first_tokens_on_the_host_nothing_is_reused(engines: Of) -> None
     assert run["reports"][0]["sinks"]["forced_misses"] == FEW
 
 
-def test_somebody_must_wait_for_a_page(engines: Of) -> None:
-    found = engines(INSTALLED).result("host_no_wait")
+@pytest.mark.parametrize("name", WAITS)
+def test_somebody_must_wait_for_every_layer_of_a_page(engines: Of, name: str) -> None:
+    found = engines(INSTALLED).result(name)
     broken = differ(found, engines(INSTALLED).result("visits_stock"))
     assert broken and all("second" in name for name in broken)
 
@@ -131,3 +141,32 @@ def test_the_comparison_notices_a_pool_that_forgets_parameters(engines: Of) -> N
         for name in ("visits_int2", "host_codes_alone")
     )
     assert all(here[name] != broken[name] for name in here)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_published_events_tell_what_a_hit_finds(engines: Of, release: str) -> None:
+    """A router that adds them up knows the pages of a prompt that some tier holds. A hit takes all
+    of them, but for the recent window."""
+    held: dict[str, dict[int, tuple[int, ...]]] = {}  # by tier and hash: parent and tokens
+    kinds, foretold = set[str](), list[int]()
+    for group in engines(release).result("host_events")["groups"].values():
+        (prompt,), (cached,) = group["prompts"], group["cached"]
+        known = {page: one for tier in held.values() for one, page in tier.items()}
+        parent, found = 0, 0
+        while found < REACH and (page := (parent, *prompt[found : found + PAGE])) in known:
+            parent, found = known[page], found + PAGE
+        foretold.append(found)
+        assert cached == found
+        for event in group["events"]:
+            tier = held.setdefault(event["medium"], {})
+            kinds.add(f"{event['kind']} {event['medium']}")
+            parent, ids = event.get("parent_block_hash") or 0, event.get("token_ids", ())
+            for at, one in enumerate(event["block_hashes"]):
+                if event["kind"] == "BlockRemoved":
+                    del tier[one]
+                else:
+                    tier[one] = (parent, *ids[at * PAGE : (at + 1) * PAGE])
+                parent = one
+    assert {*foretold[FEW:]} == {0, REACH}
+    changes = "BlockStored", "BlockRemoved"
+    assert kinds == {f"{one} {tier}" for one in changes for tier in ("GPU", "CPU_PINNED")}

@@ -80,13 +80,13 @@ SERVER_CASES: dict[str, dict[str, Any]] = {
 }
 HOST = {"enable_hierarchical_cache": True}
 DISK_CASES: dict[str, dict[str, Any]] = {
-    "--oscar-disk-cache without --enable-hierarchical-cache": {},
-    "--oscar-disk-cache with another --hicache-storage-backend": {
+    "a disk cache without --enable-hierarchical-cache": {},
+    "a disk cache with another --hicache-storage-backend": {
         **HOST,
         "hicache_storage_backend": "mooncake",
     },
-    "--oscar-disk-cache on several GPUs": {**HOST, "tp_size": 2},
-    "--oscar-disk-cache with --enable-lora": {**HOST, "lora_paths": ["a=b"]},
+    "a disk cache on several GPUs": {**HOST, "tp_size": 2},
+    "a disk cache with --enable-lora": {**HOST, "lora_paths": ["a=b"]},
 }
 MLA = "MLA in a model other than DeepSeek V2 and V3"
 MODEL_CASES = {

@@ -31,6 +31,7 @@ NAMES = (
     "keep_stale_rows",
     "no_ring_start",
     "no_wait",
+    "first_wait",
     "one_layer",
     "one_sliding_window",
     "partner_is_forward",
@@ -106,32 +107,43 @@ def sliding_drafts(mutant: str) -> None:
 
 
 def late_pages(mutant: str) -> None:
-    """Pages come back from the host as late as SGLang allows, when somebody waits for them. On a
-    CPU a copy is done before anybody could be too early, so nothing else would miss a wait.
-    Mutants: nobody waits, and records that hold codes alone."""
+    """Layers of pages come back from the host as late as SGLang allows, when somebody waits for
+    them. On a CPU a copy is done before anybody could be too early, so nothing else would miss a
+    wait. Mutants: nobody waits, the first layer alone is waited for, and records that hold codes
+    alone."""
     from sglang.srt.managers.cache_controller import LayerDoneCounter, LayerLoadingEvent
 
     from oscar_zoo.engines.sglang.compat.host_pool import Int2HostPool
+    from oscar_zoo.runtime import host_pages
     from oscar_zoo.runtime.host_pages import HostPages
 
+    host_pages.LAYERS = 1
     load, make = Int2HostPool.load_to_device_per_layer, HostPages.__init__
-    late: list[Callable[[], None]] = []
+    late: list[Callable[[], None] | tuple[Any, int]] = []
+    """Copies, and which layer of whose is then done."""
 
     def later(self: Any, *given: Any, **named: Any) -> None:
         late.append(lambda: load(self, *given, **named))
 
     def wait(self: Any, layer_index: int) -> None:
-        while late:
-            late.pop(0)()
+        while (self, layer_index) in late:
+            copy = late.pop(0)
+            if callable(copy):
+                copy()
 
     def codes_alone(self: Any, *given: Any) -> None:
         make(self, *given)
-        self._parts[1::2] = [part.clone() for part in self._parts[1::2]]
+        for part in self._parts:
+            part.slots[1:] = [one.clone() for one in part.slots[1:]]
 
     Int2HostPool.load_to_device_per_layer = later
+    LayerLoadingEvent.complete = lambda self, layer_index: late.append((self, layer_index))
     LayerLoadingEvent.wait = wait
     if mutant == "no_wait":
         LayerDoneCounter.wait_until = lambda self, threshold: None
+    if mutant == "first_wait":
+        until = LayerDoneCounter.wait_until
+        LayerDoneCounter.wait_until = lambda self, threshold: until(self, 0)
     if mutant == "codes_alone":
         HostPages.__init__ = codes_alone
 

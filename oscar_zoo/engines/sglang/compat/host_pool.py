@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -77,7 +79,7 @@ class Int2HostPool(_Pool):  # type: ignore[misc]
         return sum(buffer[0].nbytes for buffer in self.device_pool.slots.buffers())
 
     def init_kv_buffer(self) -> Tensor:
-        return self.pages.records
+        return self.pages.memory
 
     def load_to_device_per_layer(
         self,
@@ -88,9 +90,11 @@ class Int2HostPool(_Pool):  # type: ignore[misc]
         io_backend: str,
         **_: Any,
     ) -> None:
-        """A record holds all layers, so the first one brings the others."""
+        """SGLang asks for all layers of the same pages, one after the other."""
         if layer_id == 0:
-            self.pages.load(self._pages(host_indices), self._pages(device_indices))
+            pages = self._pages(host_indices), self._pages(device_indices)
+            self._loading = self.pages.load(*pages)
+        next(self._loading)
 
     def backup_from_device_all_layer(
         self, device_pool: Any, host_indices: Tensor, device_indices: Tensor, io_backend: str
@@ -106,45 +110,43 @@ class Int2HostPool(_Pool):  # type: ignore[misc]
 
     def get_data_page(self, index: Any, flat: bool = True) -> Tensor:
         """The record of a page, by its first slot."""
-        return self.pages.records[int(index) // self.page_size].view(torch.uint8)
+        return self.pages.record(int(index) // self.page_size)
 
     def get_dummy_flat_data_page(self) -> Tensor:
         return torch.empty(self.pages.record_bytes, dtype=torch.uint8)
 
     def set_from_flat_data_page(self, index: Any, data_page: Tensor) -> None:
-        self.get_data_page(index).copy_(data_page)
+        self.pages.fill(int(index) // self.page_size, data_page)
 
 
 class Int2DiskPages(_Storage):  # type: ignore[misc]
     def __init__(self, files: DiskFiles) -> None:
         self._files = files
+        with suppress(ImportError, RuntimeError):
+            # SGLang would compile it when a prompt is first looked up, and find no file meanwhile.
+            from sglang.srt.mem_cache.cpp_utils import native_hash
+
+            native_hash._load_native_hash_module()
 
     def exists(self, key: str) -> bool:
-        return self._files.has(_name(key))
+        return self._files.has(f"{key}.page")
 
     def get(self, key: str, target_location: Tensor, *_: Any, **__: Any) -> Tensor | None:
-        there = self._files.read(_name(key), memoryview(target_location.numpy()))
+        there = self._files.read(f"{key}.page", memoryview(target_location.numpy()))
         return target_location if there else None
 
     def set(self, key: str, value: Tensor, *_: Any, **__: Any) -> bool:
-        return self._files.write(_name(key), memoryview(value.numpy()))
+        return self._files.write(f"{key}.page", memoryview(value.numpy()))
 
     def batch_get(
         self, keys: Sequence[str], target_locations: Sequence[Tensor], *_: Any, **__: Any
     ) -> list[Tensor | None]:
         """Nothing is read behind a page that is missing, and nothing would use it."""
-        found: list[Tensor | None] = []
-        for key, target in zip(keys, target_locations, strict=True):
-            missing = bool(found) and found[-1] is None
-            found.append(None if missing else self.get(key, target))
-        return found
+        found = [*takewhile(lambda one: one is not None, map(self.get, keys, target_locations))]
+        return [*found, *[None] * (len(keys) - len(found))]
 
     def batch_set(self, keys: Sequence[str], values: Sequence[Tensor], *_: Any, **__: Any) -> bool:
         return all(self.set(key, value) for key, value in zip(keys, values, strict=True))
 
     def clear(self) -> None:
         self._files.clear()
-
-
-def _name(key: str) -> str:
-    return f"{key}.page"

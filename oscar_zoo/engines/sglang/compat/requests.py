@@ -48,15 +48,16 @@ def crowded(tokenizer_manager: Any) -> bool:
 
 
 async def score(
-    tokenizer_manager: Any, ids: Sequence[int], start: int, seconds: float
+    tokenizer_manager: Any, ids: Sequence[int], start: int, key: str, seconds: float
 ) -> tuple[int, list[float]]:
     """Cached tokens of a prompt, and log-probabilities of its tokens behind `start`, in a request
-    that no metric of requests counts."""
+    that no metric of requests counts. What it reads was stored by one with the same `key`."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     request = GenerateReqInput(
         rid=uuid.uuid4().hex,
         input_ids=list(ids),
+        extra_key=key,
         sampling_params={"temperature": 0, "max_new_tokens": 1},
         return_logprob=True,
         logprob_start_len=start,

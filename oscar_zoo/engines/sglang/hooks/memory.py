@@ -135,7 +135,9 @@ def host_pool(original: Any, *, kv_pool: Any, page_size: int, **kwargs: Any) -> 
     if not isinstance(kv_pool, Int2TokenPool):
         return original(kv_pool=kv_pool, page_size=page_size, **kwargs)
     FIRED.add("host_pool")
-    return Int2HostPool(kv_pool, page_size)
+    made = Int2HostPool(kv_pool, page_size)
+    FACTS["host_tokens"] = made.size
+    return made
 
 
 def storage(_original: Any, _factory: Any, _name: str, _config: Any, host: Any, **__: Any) -> Any:

@@ -144,5 +144,6 @@ def _described(runner: Any) -> dict[str, Any]:
             "draft_state_bytes": states["draft_bytes"],
             "sliding_slots": sliding["slots"],
             "sliding_bytes": sliding["nbytes"],
+            **{name: FACTS.get(name, 0) for name in ("host_tokens", "disk_bytes")},
         },
     }

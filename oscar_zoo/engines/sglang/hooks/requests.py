@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -57,6 +58,7 @@ class Canary:
         self._ids = tokenizer_manager.tokenizer.encode(text[: 20 * length])[:length]
         texts = {CANARY + name: text for name, text in CANARY_METRICS.items()}
         self._gauges = requests.gauges(tokenizer_manager, texts)
+        self._key = uuid.uuid4().hex  # files of an earlier server hold the same text
         self._task: asyncio.Task[None] | None = None
         self.band = Band()
 
@@ -80,7 +82,8 @@ class Canary:
     async def _run(self) -> None:
         start = len(self._ids) - SCORED
         for _ in range(2):  # the first may have to store the text
-            cached, values = await requests.score(self._manager, self._ids, start, PATIENCE)
+            asked = self._ids, start, self._key, PATIENCE
+            cached, values = await requests.score(self._manager, *asked)
             if cached > self._sink:
                 if said := self.band.see(values):
                     numbers = (said, self.band.divergence, self.band.band)

@@ -167,7 +167,7 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
         make_private(Path(chosen.disk_cache))
         if not chosen.refilled:
             raise UsageError(
-                "--oscar-disk-cache does not work with --oscar-window-on-hit int2: a hit without"
+                "a disk cache does not work with --oscar-window-on-hit int2: a hit without"
                 " its first tokens would read them as INT2.",
                 hint="leave out one of the two",
             )

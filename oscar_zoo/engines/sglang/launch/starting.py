@@ -295,7 +295,7 @@ def read_facts(client: ServerClient) -> dict[str, Any]:
     """What a running server says of itself in `/server_info` and `/v1/models`: `model_id`, the id
     that requests name; `capacity` in tokens and concurrent `requests`, over all data-parallel
     workers; `plain_capacity`, tokens that a BF16 cache of the same memory would hold, `None` where
-    a flag limited the capacity; and its settings."""
+    a flag limited the capacity; what the host's memory and files hold; and its settings."""
     info, models = client.get("/server_info"), client.get("/v1/models")
     try:
         model = models["data"][0]
@@ -315,6 +315,8 @@ def read_facts(client: ServerClient) -> dict[str, Any]:
             "code_bits": str(recipe["bits"]),
             "clip": {k: v if isinstance(v, str) else float(v) for k, v in clips.items()},
             "requests": sum(int(memory["request_rows"]) - 1 for memory in memories),
+            "host_tokens": sum(int(memory["host_tokens"]) for memory in memories),
+            "disk_bytes": max(int(memory["disk_bytes"]) for memory in memories),
             "context": int(model["max_model_len"]) if model.get("max_model_len") else None,
         }
     except (IndexError, KeyError, TypeError, ValueError) as error:

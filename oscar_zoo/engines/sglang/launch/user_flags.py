@@ -8,6 +8,7 @@ SGLang made of all flags, so a flag that SGLang itself sets is found at start-up
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ _DENIED = {
         "--grpc-mode --smg-grpc-mode --grpc-port --grpc-http-sidecar-port"
         " --smg-http-sidecar-port --gated-launch-port"
     ),
-    "it publishes what is cached to the network": "--kv-events-config",
+    "it publishes prompts, unless at tcp://127.0.0.1:PORT alone": "--kv-events-config",
     "it publishes the load to the network": "--load-publish-endpoint",
     "processes of several machines exchange pickles over the network": (
         "--dist-init-addr --nccl-init-addr --nnodes --node-rank --use-ray"
@@ -159,17 +160,28 @@ class UserFlags:
 def check_extra_flags(extra: Sequence[str]) -> None:
     """Refuse engine flags that would open the server or replace what `serve` guarantees, and
     abbreviations that the engine's parser would complete to one."""
-    for token in extra:
+    for place, token in enumerate(extra):
         if not token.startswith("-") or token.lstrip("-").split("=")[0].replace(".", "").isdigit():
             continue
         if any(ord(c) < 32 for c in token):
             raise UsageError("an engine flag holds a control character.")
         name = token.split("=", 1)[0].replace("_", "-")
         reason = _reason_against(name)
-        if reason is not None:
+        value = token.partition("=")[2] or " ".join(extra[place + 1 : place + 2])
+        if reason is not None and not (name == "--kv-events-config" and _stays_here(value)):
             raise UsageError(
                 f"{name} is not allowed after --: {reason}.", hint="try: oscar-zoo serve --help"
             )
+
+
+def _stays_here(text: str) -> bool:
+    """Whether events are published on this machine alone; without an endpoint, on all addresses."""
+    try:
+        given = json.loads(text)
+        ends = [given["endpoint"], given.get("replay_endpoint") or given["endpoint"]]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
+    return all(re.fullmatch(r"tcp://127\.0\.0\.1:\d+", str(end)) for end in ends)
 
 
 def _reason_against(name: str) -> str | None:

@@ -37,9 +37,18 @@ def test_a_switch_has_no_value() -> None:
     ]
 
 
+CLOSED = '{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557"}'
+OPEN = ', "replay_endpoint": "tcp://*:5558"}'
+
+
 def test_flags_that_serve_refuses_are_no_user_flags() -> None:
     with pytest.raises(UsageError, match="--host is not allowed"):
         UserFlags(["--tp=2", "--host=0.0.0.0"])
+    for endpoints in ("{}", "{", '"endpoint"', '{"endpoint": "tcp://*:5557"}', CLOSED[:-1] + OPEN):
+        with pytest.raises(UsageError, match="--kv-events-config is not allowed"):
+            UserFlags([f"--kv-events-config={endpoints}"])
+    for words in ([f"--kv-events-config={CLOSED}"], ["--kv-events-config", CLOSED]):
+        assert UserFlags(words).words == (*words,)
     with pytest.raises(UsageError, match="--trust-remote-code is not allowed"):
         UserFlags(["--tp=2"]).after("--trust-remote-code")
     assert UserFlags(["--tp=2"]).after("--dtype=half").words == ("--dtype=half", "--tp=2")
