@@ -7,7 +7,7 @@ which run one after the other: nobody who decodes reads what a chunk of the same
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,10 +21,11 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     MultipleOf,
 )
-from vllm.v1.kv_cache_interface import KVCacheLayout, KVQuantMode
+from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from oscar_zoo.engines.vllm import compat, worker
 from oscar_zoo.engines.vllm.decoding import Rows
+from oscar_zoo.engines.vllm.placement import pages_of
 from oscar_zoo.engines.vllm.register import DTYPE, NAME
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.batch import Batch, moved
@@ -73,17 +74,6 @@ class Int2Backend(AttentionBackend):  # type: ignore[misc]
     def customize_spec(cls, spec: Any) -> Any:
         """vLLM also asks for pages in general, and for those of a layer once more."""
         return spec if spec.state_content_bytes is not None else pages_of(spec, 0)
-
-
-def pages_of(spec: Any, index: int) -> Any:
-    """The pages of a layer with attention: a token is one row of bytes."""
-    return replace(
-        spec,
-        num_head_slots=1,
-        state_content_bytes=worker.token_bytes(spec.head_size, spec.num_kv_heads, index),
-        dtype=torch.uint8,
-        kv_quant_mode=KVQuantMode.NONE,
-    )
 
 
 @dataclass

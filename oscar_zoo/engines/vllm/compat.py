@@ -48,6 +48,11 @@ def platform_choice() -> tuple[Any, str]:
     return type(current_platform), "get_attn_backend_cls"
 
 
+def placement_choice() -> tuple[Any, str]:
+    """The function that names the class which places layers in memory."""
+    return platform_choice()[0], "get_kv_cache_config_builder_cls"
+
+
 def scheduler_choice() -> tuple[Any, str]:
     """The function that gives the class of the scheduler."""
     from vllm.config import SchedulerConfig

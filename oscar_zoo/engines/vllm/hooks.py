@@ -8,13 +8,14 @@ from typing import Any
 from oscar_zoo.engines.sglang.sizing import UNKNOWN
 from oscar_zoo.engines.vllm import compat, worker
 from oscar_zoo.engines.vllm.account import Account, prompt_key
-from oscar_zoo.engines.vllm.register import BACKEND, DTYPE
+from oscar_zoo.engines.vllm.register import BACKEND, DTYPE, PLACEMENT
 
 
 def install() -> None:
-    """Two hooks; the others come with the first scheduler, and with the first model whose cache is
-    ours, because they import much that a process without these has no use for."""
+    """A few hooks; the others come with the first scheduler, and with the first model whose cache
+    is ours, because they import much that a process without these has no use for."""
     compat.replaced(*compat.platform_choice(), _choice)
+    compat.replaced(*compat.placement_choice(), _placement)
     compat.replaced(*compat.scheduler_choice(), _scheduler)
     arguments = compat.engine_arguments()
     if arguments is not None:  # this process reads a command line
@@ -52,6 +53,19 @@ def _choice(stock: Any) -> Any:
     return choose
 
 
+def _placement(stock: Any) -> Any:
+    """Room behind the pages. The process of the scheduler asks, and workers do."""
+
+    @functools.wraps(stock)
+    def choose(cls: Any, vllm_config: Any) -> str:
+        if vllm_config.cache_config.cache_dtype != DTYPE:
+            return str(stock(cls, vllm_config))
+        worker.model = vllm_config.model_config.model
+        return PLACEMENT
+
+    return choose
+
+
 def _spec(stock: Any) -> Any:
     """Pages of a layer by its own widths."""
 
@@ -60,9 +74,9 @@ def _spec(stock: Any) -> Any:
         spec = stock(self, vllm_config)
         if self.kv_cache_dtype != DTYPE or spec is None:
             return spec
-        from oscar_zoo.engines.vllm.backend import pages_of
+        from oscar_zoo.engines.vllm.placement import pages_of
 
-        names = [*compat.attention_layers(vllm_config)]
+        names = [*worker.layers_of(vllm_config)]
         return pages_of(spec, names.index(self.layer_name))
 
     return get
