@@ -24,7 +24,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from oscar_zoo.engines.vllm import compat, worker
-from oscar_zoo.engines.vllm.decoding import Rows
+from oscar_zoo.engines.vllm.decoding import Rows, landing
 from oscar_zoo.engines.vllm.placement import pages_of
 from oscar_zoo.engines.vllm.register import DTYPE, NAME
 from oscar_zoo.errors import UnsupportedModel
@@ -63,8 +63,8 @@ class Int2Backend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        """A layer is one contiguous region of pages."""
-        return (KVCacheLayout.LBNHC,)
+        """A layer is one contiguous region of pages, in which a token is one head to vLLM."""
+        return (KVCacheLayout.LBNHC, KVCacheLayout.LBHNC)
 
     @classmethod
     def supports_kv_connector(cls) -> bool:
@@ -155,7 +155,7 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
                 moved(torch.from_numpy(rows[chunks]), common.seq_lens.device),
                 (),
                 common.seq_lens[own],
-                common.slot_mapping[tokens].clamp(min=0),
+                landing(common.slot_mapping[tokens], state.unused),
                 tuple((known - new)[chunks].tolist()),
                 tuple(new[chunks].tolist()),
             )
@@ -185,7 +185,8 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
 
         def fill() -> None:
             slots, lengths = common.slot_mapping[tokens], common.seq_lens[own]
-            steps.fill(count, slots, lengths, common.block_table_tensor[own], self._page)
+            pages = common.block_table_tensor[own], self._page
+            steps.fill(count, slots, lengths, *pages, self._worker.unused)
 
         return Part(tokens, batch, fill)
 

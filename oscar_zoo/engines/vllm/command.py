@@ -58,7 +58,8 @@ FORMATS = ("safetensors", "dummy")
 """Of weights: those of files, or random ones."""
 DRAFTS = "--speculative-config"
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 4}
-"""The drafts that the cache has; lengths of n-grams may be said too."""
+METHODS = {"ngram": {"prompt_lookup_min", "prompt_lookup_max"}, "eagle3": {"model", "revision"}}
+"""The drafts that the cache has, and what may be said of them beside their number."""
 REQUESTS = "--max-num-seqs"
 """Of its own vLLM prepares for up to 1,024 requests at a time, each of which has windows here."""
 FORMAT = "--load-format"
@@ -198,23 +199,23 @@ def check_words(words: Sequence[str]) -> dict[str, str]:
         raise UsageError(f"{flag} is not allowed after --: {why}.", suggestions=near)
     if given.get(FORMAT, "dummy") not in FORMATS:
         raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")
-    if DRAFTS in given and not _of_ngrams(given[DRAFTS]):
+    if DRAFTS in given and not _have_drafts(given[DRAFTS]):
         raise UsageError(
-            f"{DRAFTS} {given[DRAFTS]} is not about drafts of n-grams: {NOT_BUILT}.",
+            f"{DRAFTS} {given[DRAFTS]} is not about drafts of n-grams or EAGLE3: {NOT_BUILT}.",
             hint=f"{DRAFTS}={json.dumps(NGRAMS)!r}",
         )
     return given
 
 
-def _of_ngrams(text: str) -> bool:
-    """Another method would name a model, which nobody has verified."""
+def _have_drafts(text: str) -> bool:
     try:
         asked = json.loads(text)
     except ValueError:
         return False
-    lengths = {"prompt_lookup_min", "prompt_lookup_max"}
-    same = isinstance(asked, dict) and asked.get("method") == NGRAMS["method"]
-    return same and asked.keys() <= NGRAMS.keys() | lengths
+    if not isinstance(asked, dict) or str(asked.get("method")) not in METHODS:
+        return False
+    allowed = {*NGRAMS, *METHODS[asked["method"]]}
+    return asked.keys() <= allowed and ("model" in asked) == ("model" in allowed)
 
 
 def check_built(model: str, *, others: bool) -> None:

@@ -78,10 +78,12 @@ def hook_points() -> dict[str, tuple[Any, str]]:
     """Where hooks of a worker go, by what they are for: the owner of a function, and its name."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.utils import AttentionGroup
 
     return {
         "spec": (Attention, "get_kv_cache_spec"),
         "added": (GPUModelRunner, "add_requests"),
+        "builders": (AttentionGroup, "create_metadata_builders"),
     }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
 from oscar_zoo.engines.sglang.sizing import UNKNOWN
 from oscar_zoo.engines.vllm import compat, worker
 from oscar_zoo.engines.vllm.account import Account, prompt_key
-from oscar_zoo.engines.vllm.register import BACKEND, DTYPE, PLACEMENT
+from oscar_zoo.engines.vllm.register import BACKEND, DTYPE, NAME, PLACEMENT
+from oscar_zoo.models.geometry import sliding_window
 
 
 def install() -> None:
@@ -19,17 +21,25 @@ def install() -> None:
     compat.replaced(*compat.scheduler_choice(), _scheduler)
     arguments = compat.engine_arguments()
     if arguments is not None:  # this process reads a command line
-        compat.replaced(arguments, "create_engine_config", _requests)
+        compat.replaced(arguments, "create_engine_config", _config)
 
 
-def _requests(stock: Any) -> Any:
-    """As many requests at a time as there is room for windows, where nobody says it."""
+def _config(stock: Any) -> Any:
+    """As many requests at a time as there is room for windows, where nobody says it. Layers of a
+    draft model keep 16 bits, and so do those with a sliding window."""
 
     @functools.wraps(stock)
     def create(self: Any, *given: Any, **named: Any) -> Any:
-        if self.kv_cache_dtype == DTYPE and self.max_num_seqs is None:
+        ours = self.kv_cache_dtype == DTYPE
+        if ours and self.max_num_seqs is None:
             self.max_num_seqs = UNKNOWN
-        return stock(self, *given, **named)
+        config = stock(self, *given, **named)
+        drafts = config.speculative_config
+        if ours and drafts is not None and drafts.kv_cache_dtype is None:
+            drafts.kv_cache_dtype = "auto"
+        if ours and sliding_window(config.model_config.hf_text_config) is not None:
+            config.cache_config.kv_cache_dtype_skip_layers = ["sliding_window"]
+        return config
 
     return create
 
@@ -45,7 +55,7 @@ def _choice(stock: Any) -> Any:
         if attn_selector_config.kv_cache_dtype != DTYPE:
             return str(stock(cls, selected_backend, attn_selector_config, *rest, **named))
         worker.model = compat.config().model_config.model
-        hooks = {"spec": _spec, "added": _added}
+        hooks = {"spec": _spec, "added": _added, "builders": _builders}
         for what, (owner, name) in compat.hook_points().items():
             compat.replaced(owner, name, hooks[what])
         return BACKEND
@@ -80,6 +90,19 @@ def _spec(stock: Any) -> Any:
         return pages_of(spec, names.index(self.layer_name))
 
     return get
+
+
+def _builders(stock: Any) -> Any:
+    """Stock backends plan for the type of the whole cache, which is not that of their layers."""
+
+    @functools.wraps(stock)
+    def create(self: Any, vllm_config: Any, *given: Any, **named: Any) -> Any:
+        if vllm_config.cache_config.cache_dtype == DTYPE and self.backend.get_name() != NAME:
+            vllm_config, cache = copy.copy(vllm_config), copy.copy(vllm_config.cache_config)
+            cache.cache_dtype, vllm_config.cache_config = "auto", cache
+        return stock(self, vllm_config, *given, **named)
+
+    return create
 
 
 def _scheduler(stock: Any) -> Any:

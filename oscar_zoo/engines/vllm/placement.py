@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import KVQuantMode, iter_layer_specs
 
 from oscar_kernels.spec import QuantSpec, code_bytes, row_bytes
 from oscar_zoo.engines.vllm import worker
+from oscar_zoo.errors import UnsupportedModel
 
 
 def pages_of(spec: Any, index: int) -> Any:
@@ -50,7 +51,22 @@ def behind_pages(groups: Any) -> int:
 
 
 class Int2Placement(planning.DefaultKVCacheConfigBuilder):  # type: ignore[misc]
-    """Stock groups of layers, with room behind the pages."""
+    """Stock groups of layers, with room behind the pages. All pages have one size: as many tokens
+    in 16 bits as fit make a page of a layer with a sliding window."""
+
+    def get_kv_cache_groups(self, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        found = super().get_kv_cache_groups(vllm_config, kv_cache_spec)
+        ours = sum(any(map(_ours, iter_layer_specs(one.kv_cache_spec))) for one in found)
+        if ours != 1:
+            raise UnsupportedModel(
+                f"vLLM puts the layers with full attention into {ours} groups; an INT2 cache has one.",
+                hint="serve it with SGLang: leave out --engine",
+            )
+        if len(found) > 1 and any(spec.is_draft for spec in kv_cache_spec.values()):
+            raise UnsupportedModel(
+                "drafts of a model do not work with an INT2 cache beside sliding windows in vLLM."
+            )
+        return found
 
     def get_kv_cache_config_from_groups(
         self, vllm_config: Any, kv_cache_groups: Any, num_blocks: int

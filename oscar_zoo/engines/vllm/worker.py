@@ -150,7 +150,11 @@ class Worker:
             piece_tokens(device) if flash else 0,
             device,
         )
-        self._layers, self._ops, self._spare = layers, choose_ops(device), 0
+        self._layers, self._ops = layers, choose_ops(device)
+        others = compat.attention_layers(vllm_config).values()
+        self._windowed = any(one.sliding_window is not None for one in others)
+        self.unused = 0
+        """The slot that padding writes."""
         most = max(shape.max_batch, SHORT)
         self._order = torch.arange(most, dtype=torch.int64, device=device)
         self._compiled = False
@@ -192,6 +196,8 @@ class Worker:
                 self._pages = pages.new_zeros(SHORT, 1), size
                 self.cache.compile_kernels(lambda: None)
                 self._compiled = True
+                for one in self.cache.caches:
+                    one.codes[0].zero_()  # written while compiling
         self._pages = pages, size
         return self.cache
 
@@ -203,7 +209,9 @@ class Worker:
         memory.set_(places[0].untyped_storage())
         widths = [heads * sum(map(code_bytes, one)) for one in specs]
         affine = heads * sum(map(row_bytes, specs[0])) - widths[0]  # in all layers
-        number = places[0].nbytes // widths[0] + self._spare * size
+        number = places[0].nbytes // widths[0]
+        if self._windowed:  # a page behind all others, because others read the first one
+            self.unused, number = number, number + size
         rest = memory[-len(specs) * number * affine :].chunk(len(specs))
         starts = [one.storage_offset() * one.itemsize for one in places]
         codes = [memory[i:][: number * width] for i, width in zip(starts, widths, strict=True)]

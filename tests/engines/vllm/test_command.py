@@ -36,7 +36,9 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     drafts = '--speculative-config={"method": "%s", "num_speculative_tokens": 3}'
     ngrams = drafts % "ngram"
     assert ngrams in cli.json(0, *line, *own, "--", ngrams)["argv"]
-    others = drafts % "eagle3", ngrams.replace("}", ', "model": "x"}'), f"{ngrams}]"
+    eagle = (drafts % "eagle3").replace("}", ', "model": "x"}')
+    assert eagle in cli.json(0, *line, *own, "--", eagle)["argv"]
+    others = drafts % "eagle3", eagle.replace("eagle3", "ngram"), f"{ngrams}]", drafts % "mtp"
     odd = "--middleware=a.b", "--max-num-seqs=0", "--max-num-s=9"
     for flag in (*refused.split(), *odd, *others):
         cli.refused(2, *line, "--print", "--", flag)
