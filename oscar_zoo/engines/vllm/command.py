@@ -102,7 +102,7 @@ class CommandOfVllm:
             words = (f"{DRAFTS}={json.dumps(NGRAMS)}", *words)
         config, geometry = prepared.config, prepared.geometry
         kept = config and geometry and kept_by_others(config.get_text_config(), geometry)
-        check_built(chosen.model, others=bool(kept))
+        check_built(chosen.model, others=kept == "states")
         asked = given.get(REQUESTS)
         if asked is None:
             sizes = chosen.device, chosen.gpu, chosen.tensor_parallel, prepared.flags.sizes()

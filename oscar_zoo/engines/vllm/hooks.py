@@ -77,17 +77,21 @@ def _placement(stock: Any) -> Any:
 
 
 def _spec(stock: Any) -> Any:
-    """Pages of a layer by its own widths."""
+    """Pages of a layer by its own widths, and those of layers with a window by ours."""
 
     @functools.wraps(stock)
     def get(self: Any, vllm_config: Any) -> Any:
-        spec = stock(self, vllm_config)
-        if self.kv_cache_dtype != DTYPE or spec is None:
+        spec, ours = stock(self, vllm_config), worker.layers_of(vllm_config)
+        if not ours or spec is None:
             return spec
-        from oscar_zoo.engines.vllm.placement import pages_of
+        from oscar_zoo.engines.vllm.placement import pages_of, window_pages_of
 
-        names = [*worker.layers_of(vllm_config)]
-        return pages_of(spec, names.index(self.layer_name))
+        if self.layer_name in ours:
+            return pages_of(spec, [*ours].index(self.layer_name))
+        if self.sliding_window is None:
+            return spec
+        page = pages_of(stock(next(iter(ours.values())), vllm_config), 0).page_size_bytes
+        return window_pages_of(spec, self.attn_backend, page)
 
     return get
 

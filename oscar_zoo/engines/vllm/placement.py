@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm.v1.core import kv_cache_planning as planning
 from vllm.v1.kv_cache_interface import KVQuantMode, iter_layer_specs
 
@@ -28,6 +27,16 @@ def pages_of(spec: Any, index: int) -> Any:
         dtype=torch.uint8,
         kv_quant_mode=KVQuantMode.NONE,
     )
+
+
+def window_pages_of(spec: Any, backend: Any, size: int) -> Any:
+    """Pages of a layer with a sliding window, of as many tokens as fit into `size` bytes. Where its
+    backend takes no such few tokens, vLLM makes all pages larger."""
+    takes = backend.get_supported_kernel_block_sizes(spec)
+    least = min(getattr(one, "base", one) for one in takes)
+    token = spec.unpadded_page_size_bytes // spec.block_size
+    tokens = max(least, size // token // least * least)
+    return replace(spec, block_size=tokens, page_size_padded=None)
 
 
 def _rows(spec: Any, index: int) -> tuple[QuantSpec, QuantSpec]:
@@ -59,7 +68,7 @@ class Int2Placement(planning.DefaultKVCacheConfigBuilder):  # type: ignore[misc]
         ours = sum(any(map(_ours, iter_layer_specs(one.kv_cache_spec))) for one in found)
         if ours != 1:
             raise UnsupportedModel(
-                f"vLLM puts the layers with full attention into {ours} groups; an INT2 cache has one.",
+                f"its layers with full attention are {ours} groups in vLLM; an INT2 cache has one.",
                 hint="serve it with SGLang: leave out --engine",
             )
         if len(found) > 1 and any(spec.is_draft for spec in kv_cache_spec.values()):

@@ -227,4 +227,3 @@ class Worker:
         assert self._pages is not None
         pages, size = self._pages  # in the order of the step
         self._ops.pack(pages, self._order[: len(rows)], lengths, kv_indptr, out, page=size)
-

@@ -107,6 +107,7 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
 def read_flags(words: Sequence[str], engine: str = "sglang") -> UserFlags:
     """Read the flags behind `--`, and refuse those that would make the sides differ."""
     if engine == "vllm":
+        words = vllm.spelled(words)
         vllm.check_words(words)
     for word in (word for word in words if word.startswith("--")):
         name = word.partition("=")[0].replace("_", "-")
@@ -165,8 +166,9 @@ def _spelled(flags: Mapping[str, str]) -> list[str]:
 
 def job(side: Side, engines: Engines, folder: Path) -> OfflineJob:
     """What the engine of one side is told; its news are in `folder`."""
+    port = rank_port(engines.flags) if engines.engine == "sglang" else ()
     return OfflineJob(
-        arguments=(*rank_port(engines.flags), *arguments(side, engines)),
+        arguments=(*port, *arguments(side, engines)),
         cases=engines.cases,
         new_tokens=engines.new_tokens,
         repeats=engines.repeats,

@@ -35,7 +35,10 @@ def config(**changes: Any) -> Any:
 
 
 def drafts(**others: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"num_speculative_tokens_per_batch_size": None, "enable_adaptive_verification": False}
+    usual: dict[str, Any] = {
+        "num_speculative_tokens_per_batch_size": None,
+        "enable_adaptive_verification": False,
+    }
     usual["method"] = others.pop("method", "ngram")
     ngram = usual["method"] == "ngram"
     return {"speculative_config": SimpleNamespace(use_ngram=lambda: ngram, **usual | others)}

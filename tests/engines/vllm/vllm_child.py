@@ -106,7 +106,9 @@ def attention(
     import torch
 
     bounds, page, group = starts.tolist(), keys.shape[2], query.shape[1] // keys.shape[1]
-    for table, length, first, last in zip(tables, lengths.tolist(), bounds, bounds[1:]):
+    for table, length, first, last in zip(
+        tables, lengths.tolist(), bounds[:-1], bounds[1:], strict=False
+    ):  # tables of padding are left over
         at = torch.arange(length - last + first, length)[:, None]
         seen = torch.arange(max(0, length - last + first - window + 1) if window > 0 else 0, length)
         own = table[seen // page].long(), slice(None), seen % page
@@ -227,7 +229,9 @@ def main() -> None:
             rounds.append([one.request_id.partition("-")[0], new, one.num_cached_tokens])
         if not job["options"].get("disable_log_stats", True):
             counts = (one for one in model.get_metrics() if "spec_decode" in one.name)
-            drafts.append({one.name.rpartition("num_")[2]: getattr(one, "value", 0) for one in counts})
+            drafts.append(
+                {one.name.rpartition("num_")[2]: getattr(one, "value", 0) for one in counts}
+            )
     told: dict[str, Any] = {"requests": rounds, "events": events, "drafts": drafts}
     manager = model.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
     groups = manager.kv_cache_config.kv_cache_groups
