@@ -124,7 +124,37 @@ def attention(
         output[first:last] = torch.einsum("hqk,khd->qhd", shares, v).to(output.dtype)
 
 
+def packed(weight: Any, output: Any, isa: str) -> None:
+    output.copy_(weight)
+
+
+def experts(
+    output: Any,
+    x: Any,
+    w13: Any,
+    w2: Any,
+    b13: Any,
+    b2: Any,
+    shares: Any,
+    chosen: Any,
+    skip: bool,
+    name: str,
+    isa: str,
+) -> None:
+    """Those of gpt-oss, whose gates and inputs take turns."""
+    output.zero_()
+    for one in chosen.unique().tolist():
+        rows, place = (chosen == one).nonzero(as_tuple=True)
+        both = x[rows] @ w13[one].T + b13[one]
+        gate, up = both[:, ::2].clamp(max=7), both[:, 1::2].clamp(-7, 7)
+        made = ((up + 1) * gate * (1.702 * gate).sigmoid()) @ w2[one].T + b2[one]
+        output.index_add_(0, rows, made * shares[rows, place, None].to(made.dtype))
+
+
 SCHEMAS = {
+    "prepack_moe_weight(Tensor weight, Tensor(a!) output, str isa) -> ()": packed,
+    "cpu_fused_moe(Tensor(a!) output, Tensor x, Tensor w13, Tensor w2, Tensor? b13, Tensor? b2,"
+    " Tensor shares, Tensor chosen, bool skip, str name, str isa) -> ()": experts,
     "get_scheduler_metadata(int requests, int heads, int kv_heads, int size, Tensor lengths,"
     " ScalarType dtype, Tensor starts, bool causal, int window, str isa, bool split,"
     " Tensor? dynamic, str cache) -> Tensor": lambda *given: given[4].new_zeros(1),
