@@ -89,6 +89,7 @@ class CommandOfVllm:
     options: ServeOptions
     words: tuple[str, ...]  # flags of the user
     requests: int  # at a time
+    windowed: bool  # some layers, whose pages vLLM counts too
 
     @classmethod
     def asked(cls, params: Any, prepared: Any) -> Self | None:
@@ -109,7 +110,7 @@ class CommandOfVllm:
             asked = str(prepared.demand(*sizes).usual_requests if geometry else UNKNOWN)
         if not asked.isdecimal() or int(asked) < 1:
             raise UsageError(f"{REQUESTS} {asked!r} is no number of requests.")
-        return cls(chosen, tuple(words), int(asked))
+        return cls(chosen, tuple(words), int(asked), kept == "windows")
 
     def shown(self, planned: LaunchPlan) -> LaunchPlan:
         """For a shell, where vLLM listens on loopback without our front."""
@@ -131,7 +132,7 @@ class CommandOfVllm:
         told, bits = found.facts(), self.options.recipe.bits_per_element
         windows = {name: int(told.recipe[name]) for name in ("sink", "recent")}
         rows = self.requests * (windows["recent"] + 2 * windows["sink"])
-        limited = LIMITS & dict(_pairs(self.words)).keys()
+        limited = self.windowed or LIMITS & dict(_pairs(self.words)).keys()
         return {
             "model_id": found.model_id,
             "engine": "vllm",
