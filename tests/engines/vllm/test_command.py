@@ -77,7 +77,7 @@ def test_metrics_of_several_ranks() -> None:
     """Every worker of a server answers; the first one is told."""
 
     async def asked(_: str) -> list[dict[str, Any]]:
-        recipe = {name: 2 for name in ("bits", "sink", "recent", "k_clip", "v_clip")}
+        recipe = dict.fromkeys(("bits", "sink", "recent", "k_clip", "v_clip"), 2)
         info = {"name": "n", "digest": "d", "format_version": 1, "group_size": 64, **recipe}
         return [{"info": info, "used_ring_rows": rank} for rank in (1, 1)]
 
