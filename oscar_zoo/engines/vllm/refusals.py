@@ -29,6 +29,9 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
         and bool(
             drafts.num_speculative_tokens_per_batch_size or drafts.enable_adaptive_verification
         ),
+        "a model whose images see later tokens, without --language-model-only,": bool(
+            config.model_config.is_mm_prefix_lm
+        ),
         "--disable-hybrid-kv-cache-manager": bool(
             config.scheduler_config.disable_hybrid_kv_cache_manager
         ),

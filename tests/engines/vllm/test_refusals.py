@@ -30,7 +30,9 @@ def config(**changes: Any) -> Any:
     }
     own_cache = bool(changes.pop("disable_hybrid_kv_cache_manager", False))
     scheduler = SimpleNamespace(disable_hybrid_kv_cache_manager=own_cache)
+    model = SimpleNamespace(is_mm_prefix_lm=changes.pop("is_mm_prefix_lm", False))
     usual |= {"parallel_config": SimpleNamespace(**own), "scheduler_config": scheduler}
+    usual["model_config"] = model
     return SimpleNamespace(**usual | changes)
 
 
@@ -59,6 +61,7 @@ def test_what_works_is_not_refused() -> None:
         drafts(num_speculative_tokens_per_batch_size=[(1, 4)]),
         drafts(enable_adaptive_verification=True),
         {"disable_hybrid_kv_cache_manager": True},
+        {"is_mm_prefix_lm": True},
         {"kv_transfer_config": object()},
         {"lora_config": object()},
         {"use_v2_model_runner": False},

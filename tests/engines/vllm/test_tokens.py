@@ -326,6 +326,7 @@ def test_drafts_of_a_model(
     eagle = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 2}
     how: dict[str, Any] = {
         "device": device, "new": 16, "speculative_config": eagle, "disable_log_stats": False,
+        "kv_cache_memory_bytes": 16 << 20,
     }  # fmt: skip
     short, long = ([ids[3000 * n :][:size] for n, size in enumerate(sizes)] for sizes in SIZES)
     found = served(folder, [short, long, long[:1]], frozen=True, **how)
