@@ -151,7 +151,7 @@ def _hits(stock: Any) -> Any:
             return stock(self, request, max_cache_hit_length)
         sinks, ids = account.sinks, request.all_token_ids
         key = prompt_key(ids, request.lora_request, request.mm_features, sinks.width)
-        size = self.block_pool.hash_block_size
+        size = self.coordinator.scheduler_block_size  # where a hit may end
         most = max(0, request.num_tokens - sinks.reprefill_tail(key, size))
         given = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
         return stock(self, request, min(given, most))
