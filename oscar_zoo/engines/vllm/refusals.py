@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from oscar_zoo.engines.settings import PluginSettings
+from oscar_zoo.engines.vllm.register import DTYPE
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.runtime.stores import WindowShape
 
@@ -24,6 +25,8 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
         "context parallelism": parallel.decode_context_parallel_size > 1,
         "a method of drafts beside ngram and eagle3": drafts is not None
         and not (drafts.use_ngram() or drafts.method == "eagle3"),
+        "a draft model with an INT2 cache of its own": drafts is not None
+        and drafts.kv_cache_dtype == DTYPE,
         # Graphs of such steps pad requests that have fewer tokens than others.
         "a number of drafts that changes from step to step": drafts is not None
         and bool(

@@ -41,7 +41,7 @@ def drafts(**others: Any) -> dict[str, Any]:
         "num_speculative_tokens_per_batch_size": None,
         "enable_adaptive_verification": False,
     }
-    usual["method"] = others.pop("method", "ngram")
+    usual |= {"method": others.pop("method", "ngram"), "kv_cache_dtype": "auto"}
     ngram = usual["method"] == "ngram"
     return {"speculative_config": SimpleNamespace(use_ngram=lambda: ngram, **usual | others)}
 
@@ -58,6 +58,7 @@ def test_what_works_is_not_refused() -> None:
         {"data_parallel_size": 2},
         {"decode_context_parallel_size": 2},
         drafts(method="mtp"),
+        drafts(method="eagle3", kv_cache_dtype="oscar_int2"),
         drafts(num_speculative_tokens_per_batch_size=[(1, 4)]),
         drafts(enable_adaptive_verification=True),
         {"disable_hybrid_kv_cache_manager": True},
