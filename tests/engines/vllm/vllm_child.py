@@ -77,34 +77,20 @@ def rotary_embedding(at: Any, query: Any, key: Any, size: int, table: Any, is_ne
         first.copy_(turned[0]), second.copy_(turned[1])
 
 
-def store_rows(
-    key: Any, value: Any, keys: Any, values: Any, slots: Any, isa: str, *others: Any
-) -> None:
+def store_rows(*given: Any) -> None:
     """`keys` and `values` are pages `[pages, heads, size, head_dim]`."""
+    key, value, keys, values, slots, *_ = given
     taken = (slots >= 0).nonzero().flatten()
     pages, at = slots[taken] // keys.shape[2], slots[taken] % keys.shape[2]
     keys[pages, :, at], values[pages, :, at] = key[taken], value[taken]
 
 
-def attention(
-    query: Any,
-    keys: Any,
-    values: Any,
-    output: Any,
-    starts: Any,
-    lengths: Any,
-    scale: float,
-    causal: bool,
-    alibi: Any,
-    window: int,
-    tables: Any,
-    cap: float,
-    schedule: Any,
-    sinks: Any,
-    *others: Any,
-) -> None:
+def attention(*given: Any) -> None:
+    """`keys` and `values` as above; `tables`: pages of every request."""
     import torch
 
+    query, keys, values, output, starts, lengths, scale, _, _, window, *rest = given
+    tables, cap, _, sinks, *_ = rest
     bounds, page, group = starts.tolist(), keys.shape[2], query.shape[1] // keys.shape[1]
     for table, length, first, last in zip(
         tables, lengths.tolist(), bounds[:-1], bounds[1:], strict=False
@@ -128,20 +114,9 @@ def packed(weight: Any, output: Any, isa: str) -> None:
     output.copy_(weight)
 
 
-def experts(
-    output: Any,
-    x: Any,
-    w13: Any,
-    w2: Any,
-    b13: Any,
-    b2: Any,
-    shares: Any,
-    chosen: Any,
-    skip: bool,
-    name: str,
-    isa: str,
-) -> None:
+def experts(*given: Any) -> None:
     """Those of gpt-oss, whose gates and inputs take turns."""
+    output, x, w13, w2, b13, b2, shares, chosen, *_ = given
     output.zero_()
     for one in chosen.unique().tolist():
         rows, place = (chosen == one).nonzero(as_tuple=True)
