@@ -46,6 +46,8 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "truncate": False,
     "original_max_position_embeddings": 2048, "beta_fast": 32.0, "beta_slow": 1.0,
 }  # fmt: skip
+GRAPHS = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
+"""On a GPU, where nothing that torch compiles is tried: it takes longer than all else."""
 SIZES, COUNTS = ((200, 90, 250), (700, 400)), ("draft_tokens", "accepted_tokens")
 OPTIONS = {
     "model": MODEL,
@@ -256,8 +258,14 @@ def test_a_request_starts_again(model: LoadedModel, folder: Path, ids: list[int]
     check(model, folder, found, prompts)
 
 
-@on_both
-@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("family", "device"),
+    [
+        ("gemma3_text", "cpu"),
+        ("gpt_oss", "cpu"),
+        pytest.param("gemma3_text", "cuda", marks=pytest.mark.gpu),
+    ],
+)
 def test_layers_with_a_window(family: str, ids: list[int], device: str, tmp_path: Path) -> None:
     """They keep 16 bits in pages of the same bytes, and free what has left the window. Learned
     sinks take their share in all layers."""
@@ -268,6 +276,7 @@ def test_layers_with_a_window(family: str, ids: list[int], device: str, tmp_path
     folder = made(tmp_path / "rotation", name, method="hadamard", calib_tokens=4096)
     on_cpu = device == "cpu"
     how: dict[str, Any] = {"block_size": 512 if on_cpu else 128, "model": name, "device": device}
+    how |= {} if on_cpu else GRAPHS
     prompts = [ids[3000 * n :][:size] for n, size in enumerate((900, 90))]
     later = [prompts[0][:600] + ids[7000:7400]]
     found = served(folder, [prompts, later], frozen=True, **how)
@@ -310,8 +319,12 @@ def test_drafts_of_several_counts(
     prompts = [(ids[:60] * 9)[:500], (ids[500:560] * 9)[:300], (ids[900:960] * 9)[:400]]
     ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2}
     how: dict[str, Any] = {"device": device, "new": 12, "max_model_len": 512}
-    found = served(folder, [prompts], speculative_config=ngrams, **how)
-    check(models[device], folder, plainly(found, prompts), prompts)
+    how |= {"speculative_config": ngrams, "enable_prefix_caching": False}
+    rounds = [prompts] * (1 if device == "cpu" else 2)  # nothing depends on what else runs
+    found = served(folder, rounds, **how)
+    check(models[device], folder, plainly(found, sum(rounds, [])), sum(rounds, []))
+    answers = [new for _, new, _ in found["requests"]]
+    assert answers[:3] == answers[-3:]
     assert {2, 3} & {number for what, _, number in found["events"] if what == "step"}
 
 
@@ -319,25 +332,24 @@ def test_drafts_of_several_counts(
 def test_drafts_of_a_model(
     models: dict[str, LoadedModel], folder: Path, ids: list[int], device: str, tmp_path: Path
 ) -> None:
-    """Its layer keeps 16 bits, or 32 on a CPU. As many guesses are right as with a stock cache,
-    which has the same tokens where all of a request lies in the windows."""
+    """Its layer keeps 16 bits, or 32 on a CPU. There as many guesses are right as with a stock
+    cache, which has the same tokens where all of a request lies in the windows."""
+    trained = load_model(MODEL, dtype="float32", device=device)
     text = (TEXT / "calibration.txt").read_text("utf-8")[:40_000]
-    draft = write_draft(models["cpu"], models["cpu"].tokenizer(text)["input_ids"], tmp_path / "own")
+    draft = write_draft(trained, trained.tokenizer(text)["input_ids"], tmp_path / "own")
     eagle = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 2}
     how: dict[str, Any] = {
         "device": device, "new": 16, "speculative_config": eagle, "disable_log_stats": False,
-        "kv_cache_memory_bytes": 16 << 20,
+        "kv_cache_memory_bytes": 16 << 20, **(GRAPHS if device == "cuda" else {}),
     }  # fmt: skip
     short, long = ([ids[3000 * n :][:size] for n, size in enumerate(sizes)] for sizes in SIZES)
     found = served(folder, [short, long, long[:1]], frozen=True, **how)
-    stock = served(None, [short], kv_cache_dtype="auto", **how)
     prompts = [*short, *long, long[0]]
     check(models[device], folder, plainly(found, prompts), prompts)
     assert found["requests"][-1][2] > 300  # of the prefix cache, for both models
-    counts = [[one["drafts"][0][what] for one in (found, stock)] for what in COUNTS]
+    counts = [found["drafts"][0][what] for what in COUNTS]
+    assert counts[1] > 0.05 * counts[0]
     if device == "cpu":
+        stock = served(None, [short], kv_cache_dtype="auto", **how)
         assert [one[1] for one in found["requests"][:3]] == [one[1] for one in stock["requests"]]
-        assert all(ours == theirs > 0 for ours, theirs in counts), counts
-    else:
-        ours, theirs = (right / guessed for guessed, right in zip(*counts, strict=True))
-        assert ours > 0.05 and abs(ours - theirs) < 0.1, counts
+        assert counts == [stock["drafts"][0][what] for what in COUNTS]
