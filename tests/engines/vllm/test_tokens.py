@@ -47,7 +47,7 @@ YARN = {
     "original_max_position_embeddings": 2048, "beta_fast": 32.0, "beta_slow": 1.0,
 }  # fmt: skip
 GRAPHS = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
-"""On a GPU, where nothing that torch compiles is tried: it takes longer than all else."""
+"""On a GPU, where one test has what torch compiles, because that takes longer than all else."""
 SIZES, COUNTS = ((200, 90, 250), (700, 400)), ("draft_tokens", "accepted_tokens")
 OPTIONS = {
     "model": MODEL,
@@ -101,6 +101,7 @@ def served(
     device: str = "cpu",
     before: bool = False,
     frozen: bool = False,
+    compiled: bool = False,
     recent: int = 256,
     new: int = NEW,
     **options: Any,
@@ -108,7 +109,8 @@ def served(
     settings = {"ROTATION_PATH": folder, "BITS": bits, "RECENT_SIZE": recent}
     chosen = {f"OSCAR_INT2_{name}": str(value) for name, value in settings.items() if value}
     paths = [str(VLLM), os.environ.get("PYTHONPATH", "")]
-    job = {"options": OPTIONS | options, "rounds": rounds, "new": new}
+    usual = OPTIONS if device == "cpu" or compiled else OPTIONS | GRAPHS
+    job = {"options": usual | options, "rounds": rounds, "new": new}
     done = subprocess.run(
         [sys.executable, CHILD, device],
         input=json.dumps(job | {"before": before, "frozen": frozen}),
@@ -194,7 +196,7 @@ def test_prompts_together(
 ) -> None:
     """Chunks of prompts beside requests that decode."""
     prompts = [ids[3000 * n :][:length] for n, length in enumerate((900, 40, 500, 330, 700, 90))]
-    found = served(folder, [prompts], device=device, frozen=True)
+    found = served(folder, [prompts], device=device, frozen=True, compiled=True)
     steps = [number for what, _, number in found["events"] if what == "step"]
     assert 1 in steps and max(steps) > 100
     check(models[device], folder, found, prompts)
@@ -276,7 +278,6 @@ def test_layers_with_a_window(family: str, ids: list[int], device: str, tmp_path
     folder = made(tmp_path / "rotation", name, method="hadamard", calib_tokens=4096)
     on_cpu = device == "cpu"
     how: dict[str, Any] = {"block_size": 512 if on_cpu else 128, "model": name, "device": device}
-    how |= {} if on_cpu else GRAPHS
     prompts = [ids[3000 * n :][:size] for n, size in enumerate((900, 90))]
     later = [prompts[0][:600] + ids[7000:7400]]
     found = served(folder, [prompts, later], frozen=True, **how)
@@ -340,7 +341,7 @@ def test_drafts_of_a_model(
     eagle = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 2}
     how: dict[str, Any] = {
         "device": device, "new": 16, "speculative_config": eagle, "disable_log_stats": False,
-        "kv_cache_memory_bytes": 16 << 20, **(GRAPHS if device == "cuda" else {}),
+        "kv_cache_memory_bytes": 16 << 20,
     }  # fmt: skip
     short, long = ([ids[3000 * n :][:size] for n, size in enumerate(sizes)] for sizes in SIZES)
     found = served(folder, [short, long, long[:1]], frozen=True, **how)
