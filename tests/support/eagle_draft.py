@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-AUX, LENGTH, ROWS, STEPS = [1, 2, 3], 128, 64, 60
+AUX, LENGTH, ROWS, STEPS = [1, 2, 3], 128, 64, 120
 SIZE, HEADS, HEAD, EPS = 256, 4, 64, 1e-6
 CONFIG = {
     "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": SIZE,
