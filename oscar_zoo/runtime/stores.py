@@ -79,9 +79,10 @@ class SlotStore:
         self,
         shape: SlotShape,
         device: str | torch.device,
-        regions: Sequence[Tensor] | None = None,
+        regions: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """`regions`: memory of an engine for each layer, in bytes; allocated here by default."""
+        """`regions`: memory of an engine for the codes of each layer, and for its affine
+        parameters, in bytes; allocated here by default."""
         self.shape = shape
         self.stacks: list[Tensor] = []
         self.layers_of: list[list[int]] = []
@@ -94,14 +95,9 @@ class SlotStore:
             self.codes = self.rows(codes, torch.uint8, device)
             self.affine = self.rows(affine, dtype, device)
             return
-        heads = shape.num_slots * shape.num_kv_heads
         size = shape.num_slots, shape.num_kv_heads, -1
-        parts = [
-            region.split([heads * width, heads * numbers * dtype.itemsize])
-            for region, width, numbers in zip(regions, codes, affine, strict=True)
-        ]
-        self.codes = [first.view(size) for first, _ in parts]
-        self.affine = [rest.view(dtype).view(size) for _, rest in parts]
+        self.codes = [first.view(size) for first, _ in regions]
+        self.affine = [rest.view(dtype).view(size) for _, rest in regions]
 
     def rows(
         self, widths: Sequence[int], dtype: torch.dtype, device: str | torch.device

@@ -7,7 +7,7 @@ which run one after the other: nobody who decodes reads what a chunk of the same
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,10 +21,11 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     MultipleOf,
 )
-from vllm.v1.kv_cache_interface import KVCacheLayout, KVQuantMode
+from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from oscar_zoo.engines.vllm import compat, worker
-from oscar_zoo.engines.vllm.decoding import Rows
+from oscar_zoo.engines.vllm.decoding import Rows, landing
+from oscar_zoo.engines.vllm.placement import pages_of
 from oscar_zoo.engines.vllm.register import DTYPE, NAME
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.batch import Batch, moved
@@ -62,8 +63,8 @@ class Int2Backend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
-        """A layer is one contiguous region of pages."""
-        return (KVCacheLayout.LBNHC,)
+        """A layer is one contiguous region of pages, in which a token is one head to vLLM."""
+        return (KVCacheLayout.LBNHC, KVCacheLayout.LBHNC)
 
     @classmethod
     def supports_kv_connector(cls) -> bool:
@@ -73,17 +74,6 @@ class Int2Backend(AttentionBackend):  # type: ignore[misc]
     def customize_spec(cls, spec: Any) -> Any:
         """vLLM also asks for pages in general, and for those of a layer once more."""
         return spec if spec.state_content_bytes is not None else pages_of(spec, 0)
-
-
-def pages_of(spec: Any, index: int) -> Any:
-    """The pages of a layer with attention: a token is one row of bytes."""
-    return replace(
-        spec,
-        num_head_slots=1,
-        state_content_bytes=worker.token_bytes(spec.head_size, spec.num_kv_heads, index),
-        dtype=torch.uint8,
-        kv_quant_mode=KVQuantMode.NONE,
-    )
 
 
 @dataclass
@@ -165,7 +155,7 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
                 moved(torch.from_numpy(rows[chunks]), common.seq_lens.device),
                 (),
                 common.seq_lens[own],
-                common.slot_mapping[tokens].clamp(min=0),
+                landing(common.slot_mapping[tokens], state.unused),
                 tuple((known - new)[chunks].tolist()),
                 tuple(new[chunks].tolist()),
             )
@@ -195,7 +185,8 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
 
         def fill() -> None:
             slots, lengths = common.slot_mapping[tokens], common.seq_lens[own]
-            steps.fill(count, slots, lengths, common.block_table_tensor[own], self._page)
+            pages = common.block_table_tensor[own], self._page
+            steps.fill(count, slots, lengths, *pages, self._worker.unused)
 
         return Part(tokens, batch, fill)
 

@@ -58,7 +58,8 @@ FORMATS = ("safetensors", "dummy")
 """Of weights: those of files, or random ones."""
 DRAFTS = "--speculative-config"
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 4}
-"""The drafts that the cache has; lengths of n-grams may be said too."""
+METHODS = {"ngram": {"prompt_lookup_min", "prompt_lookup_max"}, "eagle3": {"model", "revision"}}
+"""The drafts that the cache has, and what may be said of them beside their number."""
 REQUESTS = "--max-num-seqs"
 """Of its own vLLM prepares for up to 1,024 requests at a time, each of which has windows here."""
 FORMAT = "--load-format"
@@ -88,6 +89,7 @@ class CommandOfVllm:
     options: ServeOptions
     words: tuple[str, ...]  # flags of the user
     requests: int  # at a time
+    windowed: bool  # some layers, whose pages vLLM counts too
 
     @classmethod
     def asked(cls, params: Any, prepared: Any) -> Self | None:
@@ -101,14 +103,14 @@ class CommandOfVllm:
             words = (f"{DRAFTS}={json.dumps(NGRAMS)}", *words)
         config, geometry = prepared.config, prepared.geometry
         kept = config and geometry and kept_by_others(config.get_text_config(), geometry)
-        check_built(chosen.model, others=bool(kept))
+        check_built(chosen.model, others=kept == "states")
         asked = given.get(REQUESTS)
         if asked is None:
             sizes = chosen.device, chosen.gpu, chosen.tensor_parallel, prepared.flags.sizes()
             asked = str(prepared.demand(*sizes).usual_requests if geometry else UNKNOWN)
         if not asked.isdecimal() or int(asked) < 1:
             raise UsageError(f"{REQUESTS} {asked!r} is no number of requests.")
-        return cls(chosen, tuple(words), int(asked))
+        return cls(chosen, tuple(words), int(asked), kept == "windows")
 
     def shown(self, planned: LaunchPlan) -> LaunchPlan:
         """For a shell, where vLLM listens on loopback without our front."""
@@ -130,7 +132,7 @@ class CommandOfVllm:
         told, bits = found.facts(), self.options.recipe.bits_per_element
         windows = {name: int(told.recipe[name]) for name in ("sink", "recent")}
         rows = self.requests * (windows["recent"] + 2 * windows["sink"])
-        limited = LIMITS & dict(_pairs(self.words)).keys()
+        limited = self.windowed or LIMITS & dict(_pairs(self.words)).keys()
         return {
             "model_id": found.model_id,
             "engine": "vllm",
@@ -198,23 +200,23 @@ def check_words(words: Sequence[str]) -> dict[str, str]:
         raise UsageError(f"{flag} is not allowed after --: {why}.", suggestions=near)
     if given.get(FORMAT, "dummy") not in FORMATS:
         raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")
-    if DRAFTS in given and not _of_ngrams(given[DRAFTS]):
+    if DRAFTS in given and not _have_drafts(given[DRAFTS]):
         raise UsageError(
-            f"{DRAFTS} {given[DRAFTS]} is not about drafts of n-grams: {NOT_BUILT}.",
+            f"{DRAFTS} {given[DRAFTS]} is not about drafts of n-grams or EAGLE3: {NOT_BUILT}.",
             hint=f"{DRAFTS}={json.dumps(NGRAMS)!r}",
         )
     return given
 
 
-def _of_ngrams(text: str) -> bool:
-    """Another method would name a model, which nobody has verified."""
+def _have_drafts(text: str) -> bool:
     try:
         asked = json.loads(text)
     except ValueError:
         return False
-    lengths = {"prompt_lookup_min", "prompt_lookup_max"}
-    same = isinstance(asked, dict) and asked.get("method") == NGRAMS["method"]
-    return same and asked.keys() <= NGRAMS.keys() | lengths
+    if not isinstance(asked, dict) or str(asked.get("method")) not in METHODS:
+        return False
+    allowed = {*NGRAMS, *METHODS[asked["method"]]}
+    return asked.keys() <= allowed and ("model" in asked) == ("model" in allowed)
 
 
 def check_built(model: str, *, others: bool) -> None:

@@ -48,6 +48,11 @@ def platform_choice() -> tuple[Any, str]:
     return type(current_platform), "get_attn_backend_cls"
 
 
+def placement_choice() -> tuple[Any, str]:
+    """The function that names the class which places layers in memory."""
+    return platform_choice()[0], "get_kv_cache_config_builder_cls"
+
+
 def scheduler_choice() -> tuple[Any, str]:
     """The function that gives the class of the scheduler."""
     from vllm.config import SchedulerConfig
@@ -73,10 +78,12 @@ def hook_points() -> dict[str, tuple[Any, str]]:
     """Where hooks of a worker go, by what they are for: the owner of a function, and its name."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.utils import AttentionGroup
 
     return {
         "spec": (Attention, "get_kv_cache_spec"),
         "added": (GPUModelRunner, "add_requests"),
+        "builders": (AttentionGroup, "create_metadata_builders"),
     }
 
 

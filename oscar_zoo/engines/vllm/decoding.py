@@ -69,14 +69,16 @@ class Decoding:
             known = self._steps[number, count] = step, made
         return known[1]
 
-    def fill(self, count: int, slots: Tensor, lengths: Tensor, pages: Tensor, size: int) -> None:
+    def fill(
+        self, count: int, slots: Tensor, lengths: Tensor, pages: Tensor, size: int, unused: int
+    ) -> None:
         """By the `slots` of the new tokens, the `lengths` with them, and the pages of `size` tokens
-        of every request."""
+        of every request. Padding writes the slot `unused`."""
         number = len(lengths)
         step, batch = self._steps[number, count]
         order = self._order[:number]
         if self._verify is not None and step.drafts:
-            torch.clamp(slots, min=0, out=step.out_loc)
+            step.out_loc.copy_(landing(slots, unused))
             step.seq_lens.copy_((lengths - count).clamp(min=0))
             pack = partial(self._ops.pack, pages, page=size)
             self._verify.fill(lambda rows, *given: pack(order, *given), step)
@@ -84,6 +86,13 @@ class Decoding:
             new, view = batch.targets, batch.view
             told = NewTokens(slots, new.out_loc, new.ends, new.positions)
             self._ops.pack(pages, order, lengths, view.kv_indptr, view.kv_indices, size, told)
+            if unused:
+                new.out_loc.copy_(landing(slots, unused))
         # The kernels of a layer begin before those in front of them have ended. Behind an ordinary
         # one they find the tables whole.
         self._between.zero_()
+
+
+def landing(slots: Tensor, unused: int) -> Tensor:
+    """Slots to write; vLLM gives padding a negative one."""
+    return slots.where(slots >= 0, unused) if unused else slots.clamp(min=0)

@@ -13,7 +13,7 @@ from oscar_zoo.engines.sglang.front import access, fields
 from oscar_zoo.engines.sglang.front.access import FrontSettings, Routes
 from oscar_zoo.engines.sglang.front.messages import Connections, Receive, Send
 from oscar_zoo.engines.sglang.front.middleware import Front
-from oscar_zoo.engines.vllm.metrics import PATHS, Metrics
+from oscar_zoo.engines.vllm.metrics import PATHS, Metrics, capacity
 
 
 class InFront:
@@ -48,7 +48,7 @@ class InFront:
         config, own = self._state.vllm_config, settings.PREFIXES
         cache, scheduler = config.cache_config, config.scheduler_config
         chosen = settings.read_settings({k: v for k, v in os.environ.items() if k.startswith(own)})
-        longest, pages = config.model_config.max_model_len, cache.num_gpu_blocks - 1
+        longest = config.model_config.max_model_len
         told = {
             "cache_dtype": "int2",
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -56,8 +56,8 @@ class InFront:
             "chunk": min(longest, scheduler.max_num_batched_tokens),
             "page_size": cache.block_size,
             "radix": bool(cache.enable_prefix_caching),
-            "tp": 1,
-            "capacity": cache.block_size * pages,
+            "tp": config.parallel_config.tensor_parallel_size,
+            "capacity": capacity(cache),
             "longest_input": longest,
             "recipe": recipe_of(chosen),
         }

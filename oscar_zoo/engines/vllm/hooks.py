@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
 from oscar_zoo.engines.sglang.sizing import UNKNOWN
 from oscar_zoo.engines.vllm import compat, worker
 from oscar_zoo.engines.vllm.account import Account, prompt_key
-from oscar_zoo.engines.vllm.register import BACKEND, DTYPE
+from oscar_zoo.engines.vllm.register import BACKEND, DTYPE, NAME, PLACEMENT
+from oscar_zoo.models.geometry import sliding_window
 
 
 def install() -> None:
-    """Two hooks; the others come with the first scheduler, and with the first model whose cache is
-    ours, because they import much that a process without these has no use for."""
+    """A few hooks; the others come with the first scheduler, and with the first model whose cache
+    is ours, because they import much that a process without these has no use for."""
     compat.replaced(*compat.platform_choice(), _choice)
+    compat.replaced(*compat.placement_choice(), _placement)
     compat.replaced(*compat.scheduler_choice(), _scheduler)
     arguments = compat.engine_arguments()
     if arguments is not None:  # this process reads a command line
-        compat.replaced(arguments, "create_engine_config", _requests)
+        compat.replaced(arguments, "create_engine_config", _config)
 
 
-def _requests(stock: Any) -> Any:
-    """As many requests at a time as there is room for windows, where nobody says it."""
+def _config(stock: Any) -> Any:
+    """As many requests at a time as there is room for windows, where nobody says it. Layers of a
+    draft model keep 16 bits, and so do those with a sliding window."""
 
     @functools.wraps(stock)
     def create(self: Any, *given: Any, **named: Any) -> Any:
-        if self.kv_cache_dtype == DTYPE and self.max_num_seqs is None:
+        ours = self.kv_cache_dtype == DTYPE
+        if ours and self.max_num_seqs is None:
             self.max_num_seqs = UNKNOWN
-        return stock(self, *given, **named)
+        config = stock(self, *given, **named)
+        drafts = config.speculative_config
+        if ours and drafts is not None and drafts.kv_cache_dtype is None:
+            drafts.kv_cache_dtype = "auto"
+        if ours and sliding_window(config.model_config.hf_text_config) is not None:
+            config.cache_config.kv_cache_dtype_skip_layers = ["sliding_window"]
+        return config
 
     return create
 
@@ -44,7 +55,7 @@ def _choice(stock: Any) -> Any:
         if attn_selector_config.kv_cache_dtype != DTYPE:
             return str(stock(cls, selected_backend, attn_selector_config, *rest, **named))
         worker.model = compat.config().model_config.model
-        hooks = {"spec": _spec, "added": _added}
+        hooks = {"spec": _spec, "added": _added, "builders": _builders}
         for what, (owner, name) in compat.hook_points().items():
             compat.replaced(owner, name, hooks[what])
         return BACKEND
@@ -52,20 +63,50 @@ def _choice(stock: Any) -> Any:
     return choose
 
 
+def _placement(stock: Any) -> Any:
+    """Room behind the pages. The process of the scheduler asks, and workers do."""
+
+    @functools.wraps(stock)
+    def choose(cls: Any, vllm_config: Any) -> str:
+        if vllm_config.cache_config.cache_dtype != DTYPE:
+            return str(stock(cls, vllm_config))
+        worker.model = vllm_config.model_config.model
+        return PLACEMENT
+
+    return choose
+
+
 def _spec(stock: Any) -> Any:
-    """Pages of a layer by its own widths."""
+    """Pages of a layer by its own widths, and those of layers with a window by ours."""
 
     @functools.wraps(stock)
     def get(self: Any, vllm_config: Any) -> Any:
-        spec = stock(self, vllm_config)
-        if self.kv_cache_dtype != DTYPE or spec is None:
+        spec, ours = stock(self, vllm_config), worker.layers_of(vllm_config)
+        if not ours or spec is None:
             return spec
-        from oscar_zoo.engines.vllm.backend import pages_of
+        from oscar_zoo.engines.vllm.placement import pages_of, window_pages_of
 
-        names = [*compat.attention_layers(vllm_config)]
-        return pages_of(spec, names.index(self.layer_name))
+        if self.layer_name in ours:
+            return pages_of(spec, [*ours].index(self.layer_name))
+        if self.sliding_window is None:
+            return spec
+        page = pages_of(stock(next(iter(ours.values())), vllm_config), 0).page_size_bytes
+        return window_pages_of(spec, self.attn_backend, page)
 
     return get
+
+
+def _builders(stock: Any) -> Any:
+    """Stock backends plan for the type of the whole cache, which is not that of their layers."""
+
+    @functools.wraps(stock)
+    def create(self: Any, vllm_config: Any, *given: Any, **named: Any) -> Any:
+        if vllm_config.cache_config.cache_dtype == DTYPE and self.backend.get_name() != NAME:
+            vllm_config, cache = copy.copy(vllm_config), copy.copy(vllm_config.cache_config)
+            cache.cache_dtype, vllm_config.cache_config = "auto", cache
+        return stock(self, vllm_config, *given, **named)
+
+    return create
 
 
 def _scheduler(stock: Any) -> Any:
@@ -110,7 +151,7 @@ def _hits(stock: Any) -> Any:
             return stock(self, request, max_cache_hit_length)
         sinks, ids = account.sinks, request.all_token_ids
         key = prompt_key(ids, request.lora_request, request.mm_features, sinks.width)
-        size = self.block_pool.hash_block_size
+        size = self.coordinator.scheduler_block_size  # where a hit may end
         most = max(0, request.num_tokens - sinks.reprefill_tail(key, size))
         given = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
         return stock(self, request, min(given, most))

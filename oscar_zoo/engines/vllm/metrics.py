@@ -19,6 +19,14 @@ SHORTEST = 1.0
 """Seconds between two questions, since everybody may ask for metrics."""
 
 
+def capacity(cache: Any) -> int:
+    """Tokens, by a `CacheConfig`. Several groups of layers share the pages, so vLLM counts whole
+    requests there."""
+    if cache.kv_cache_dtype_skip_layers:
+        return int(cache.kv_cache_size_tokens)
+    return int(cache.block_size * (cache.num_gpu_blocks - 1))
+
+
 class Extension:
     """What `--worker-extension-cls` adds to vLLM's worker."""
 
@@ -61,7 +69,7 @@ class Metrics:
         self._asked = time.monotonic()
         try:
             asked = self._state.engine_client.collective_rpc("oscar_told")
-            (told,) = await asyncio.wait_for(asked, LONGEST)
+            told, *_ = await asyncio.wait_for(asked, LONGEST)  # ranks say the same
         except Exception:  # whatever ends an engine: its own metrics are still answered
             return
         self._told |= told
@@ -72,8 +80,7 @@ class Metrics:
         from prometheus_client import Counter, Gauge
 
         config = self._state.vllm_config
-        pages, size = config.cache_config.num_gpu_blocks - 1, config.cache_config.block_size
-        self._told["capacity_tokens"] = pages * size
+        self._told["capacity_tokens"] = capacity(config.cache_config)
         labels = {"model_name": config.model_config.served_model_name, "engine": "0"}
         read, names = self._told.__getitem__, self._told.keys() - {"info"}
         sources: dict[str, Source] = {one: functools.partial(read, one) for one in names}

@@ -11,6 +11,7 @@ from typing import Any
 
 from oscar_zoo.engines.sglang import offline_process
 from oscar_zoo.engines.vllm import compat
+from oscar_zoo.engines.vllm.metrics import capacity
 
 
 class Engine:
@@ -29,7 +30,8 @@ class Engine:
         return {
             "engine": "vllm",
             "version": importlib.metadata.version("vllm"),
-            "max_total_num_tokens": cache.block_size * (cache.num_gpu_blocks - 1),
+            "max_total_num_tokens": capacity(cache),
+            "tp_size": config.parallel_config.tensor_parallel_size,
             "internal_states": [{"effective_max_running_requests_per_dp": scheduler.max_num_seqs}],
             "kv_cache_dtype": cache.cache_dtype,
             "dtype": config.model_config.dtype,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from oscar_zoo.engines.settings import PluginSettings
+from oscar_zoo.engines.vllm.register import DTYPE
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.runtime.stores import WindowShape
 
@@ -22,11 +23,20 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "data parallelism": parallel.data_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1,
-        "speculative decoding with a draft model": (drafts is not None and not drafts.use_ngram()),
+        "a method of drafts beside ngram and eagle3": drafts is not None
+        and not (drafts.use_ngram() or drafts.method == "eagle3"),
+        "a draft model with an INT2 cache of its own": drafts is not None
+        and drafts.kv_cache_dtype == DTYPE,
         # Graphs of such steps pad requests that have fewer tokens than others.
         "a number of drafts that changes from step to step": drafts is not None
         and bool(
             drafts.num_speculative_tokens_per_batch_size or drafts.enable_adaptive_verification
+        ),
+        "a model whose images see later tokens, without --language-model-only,": bool(
+            config.model_config.is_mm_prefix_lm
+        ),
+        "--disable-hybrid-kv-cache-manager": bool(
+            config.scheduler_config.disable_hybrid_kv_cache_manager
         ),
         "a KV connector": config.kv_transfer_config is not None,
         "LoRA": config.lora_config is not None,

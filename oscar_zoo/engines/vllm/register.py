@@ -18,6 +18,7 @@ DTYPE = "oscar_int2"
 NAME = "OSCAR_INT2"
 """Of `--attention-backend`."""
 BACKEND = "oscar_zoo.engines.vllm.backend.Int2Backend"
+PLACEMENT = "oscar_zoo.engines.vllm.placement.Int2Placement"
 
 
 def register() -> None:

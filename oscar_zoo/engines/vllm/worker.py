@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oscar_kernels.spec import QuantSpec, group_channels, row_bytes
+from oscar_kernels.spec import QuantSpec, code_bytes, group_channels, row_bytes
 from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.vllm import compat, refusals
 from oscar_zoo.engines.vllm.account import Account
 from oscar_zoo.engines.vllm.decoding import Decoding, Rows
 from oscar_zoo.engines.vllm.prefill import LARGEST_HEAD, FlashPrefill
+from oscar_zoo.engines.vllm.register import DTYPE
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.dispatch import choose_ops
@@ -84,9 +85,10 @@ def sinks_of(rows: int) -> SinkBlocks:
     return SinkBlocks(chosen.sink, rows + idle, chosen.refilled or None)
 
 
-def token_bytes(head_dim: int, num_kv_heads: int, index: int) -> int:
-    """Of one token in one layer."""
-    return num_kv_heads * sum(map(row_bytes, specs_of(head_dim, index)))
+def layers_of(vllm_config: Any) -> dict[str, Any]:
+    """Those with our dtype, by name: not the layers of a draft model, nor those with a window."""
+    found = compat.attention_layers(vllm_config).items()
+    return {name: layer for name, layer in found if layer.kv_cache_dtype == DTYPE}
 
 
 def start(vllm_config: Any) -> Worker:
@@ -106,7 +108,7 @@ def of(vllm_config: Any) -> Worker | None:
 
 class Worker:
     def __init__(self, vllm_config: Any) -> None:
-        layers, self.context = compat.attention_layers(vllm_config), compat.context(vllm_config)
+        layers, self.context = layers_of(vllm_config), compat.context(vllm_config)
         chosen, artifact = served()
         refusals.check(vllm_config, layers, chosen)
         numbers = tuple(map(compat.layer_number, layers))
@@ -149,6 +151,10 @@ class Worker:
             device,
         )
         self._layers, self._ops = layers, choose_ops(device)
+        others = compat.attention_layers(vllm_config).values()
+        self._windowed = any(one.sliding_window is not None for one in others)
+        self.unused = 0
+        """The slot that padding writes."""
         most = max(shape.max_batch, SHORT)
         self._order = torch.arange(most, dtype=torch.int64, device=device)
         self._compiled = False
@@ -185,17 +191,32 @@ class Worker:
     def step(self, pages: Tensor, size: int) -> Int2Cache:
         """The cache, for requests whose pages of `size` tokens are `[B, most pages]`."""
         if self._pages is None:  # vLLM has allocated them since
-            regions = [_bytes_of(layer.kv_cache) for layer in self._layers.values()]
-            heads = self.windows.shape.num_kv_heads
-            number = len(regions[0]) // (heads * sum(map(row_bytes, self._specs[0])))
-            slots = SlotShape(self._specs, number, heads)
-            self.cache.use(SlotStore(slots, regions[0].device, regions))
+            self.cache.use(self._slots(size))
             if not self._compiled:
                 self._pages = pages.new_zeros(SHORT, 1), size
                 self.cache.compile_kernels(lambda: None)
                 self._compiled = True
+                for one in self.cache.caches:
+                    one.codes[0].zero_()  # written while compiling
         self._pages = pages, size
         return self.cache
+
+    def _slots(self, size: int) -> SlotStore:
+        """Of the pages that vLLM allocated; `placement` says where what lies."""
+        heads, specs = self.windows.shape.num_kv_heads, self._specs
+        places = [layer.kv_cache for layer in self._layers.values()]
+        memory = torch.empty(0, dtype=torch.uint8, device=places[0].device)
+        memory.set_(places[0].untyped_storage())
+        widths = [heads * sum(map(code_bytes, one)) for one in specs]
+        affine = heads * sum(map(row_bytes, specs[0])) - widths[0]  # in all layers
+        number = places[0].nbytes // widths[0]
+        if self._windowed:  # a page behind all others, because others read the first one
+            self.unused, number = number, number + size
+        rest = memory[-len(specs) * number * affine :].chunk(len(specs))
+        starts = [one.storage_offset() * one.itemsize for one in places]
+        codes = [memory[i:][: number * width] for i, width in zip(starts, widths, strict=True)]
+        shape = SlotShape(specs, number, heads)
+        return SlotStore(shape, memory.device, [*zip(codes, rest, strict=True)])
 
     @property
     def batch(self) -> Batch:
@@ -206,9 +227,3 @@ class Worker:
         assert self._pages is not None
         pages, size = self._pages  # in the order of the step
         self._ops.pack(pages, self._order[: len(rows)], lengths, kv_indptr, out, page=size)
-
-
-def _bytes_of(pages: Tensor) -> Tensor:
-    """The memory of a layer, as bytes without any shape."""
-    flat = pages.as_strided((pages.numel(),), (1,), pages.storage_offset())
-    return flat.view(torch.uint8)

@@ -107,7 +107,7 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
 def read_flags(words: Sequence[str], engine: str = "sglang") -> UserFlags:
     """Read the flags behind `--`, and refuse those that would make the sides differ."""
     if engine == "vllm":
-        vllm.check_words(words)
+        vllm.check_words(words := vllm.spelled(words))
     for word in (word for word in words if word.startswith("--")):
         name = word.partition("=")[0].replace("_", "-")
         for refused, reason in REFUSED_FLAGS.items():
@@ -125,8 +125,7 @@ def arguments(side: Side, engines: Engines) -> tuple[str, ...]:
     flags = {"--model" if of_vllm else "--model-path": engines.model}
     if engines.revision is not None:
         flags["--revision"] = engines.revision
-    if engines.random_weights:
-        flags["--load-format"] = "dummy"
+    flags |= {"--load-format": "dummy"} if engines.random_weights else {}
     talks = engines.bulk is not None and engines.bulk.turns > 1
     if of_vllm:
         kind = {"bf16": "auto", "int2": DTYPE}.get(side.cache, side.cache)
@@ -165,8 +164,9 @@ def _spelled(flags: Mapping[str, str]) -> list[str]:
 
 def job(side: Side, engines: Engines, folder: Path) -> OfflineJob:
     """What the engine of one side is told; its news are in `folder`."""
+    ranks = () if engines.engine == "vllm" else rank_port(engines.flags)
     return OfflineJob(
-        arguments=(*rank_port(engines.flags), *arguments(side, engines)),
+        arguments=(*ranks, *arguments(side, engines)),
         cases=engines.cases,
         new_tokens=engines.new_tokens,
         repeats=engines.repeats,

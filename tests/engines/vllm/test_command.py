@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cli_output import Cli
@@ -11,8 +14,11 @@ from tiny_artifacts import artifact_files, write_folder
 from tiny_models import EXAMPLE
 
 from oscar_zoo import fit_gpu
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.engines import served_artifact, settings
-from oscar_zoo.engines.vllm import command
+from oscar_zoo.engines.sglang.offline_process import Case
+from oscar_zoo.engines.vllm import command, metrics
+from oscar_zoo.evaluate.bench import sides
 
 
 def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
@@ -36,7 +42,9 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     drafts = '--speculative-config={"method": "%s", "num_speculative_tokens": 3}'
     ngrams = drafts % "ngram"
     assert ngrams in cli.json(0, *line, *own, "--", ngrams)["argv"]
-    others = drafts % "eagle3", ngrams.replace("}", ', "model": "x"}'), f"{ngrams}]"
+    eagle = (drafts % "eagle3").replace("}", ', "model": "x"}')
+    assert eagle in cli.json(0, *line, *own, "--", eagle)["argv"]
+    others = drafts % "eagle3", eagle.replace("eagle3", "ngram"), f"{ngrams}]", drafts % "mtp"
     odd = "--middleware=a.b", "--max-num-seqs=0", "--max-num-s=9"
     for flag in (*refused.split(), *odd, *others):
         cli.refused(2, *line, "--print", "--", flag)
@@ -46,6 +54,40 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     assert drafted["drafts"] is not None
     asked = cli.json(0, *line, *elsewhere, "--drafts", "--", ngrams)["argv"]
     assert [word for word in asked if word.startswith(command.DRAFTS)] == [ngrams]
+
+
+def test_engines_of_a_comparison_on_two_gpus(tmp_path: Path) -> None:
+    """They get vLLM's name of the flag, and no port of SGLang's ranks."""
+    flags = sides.read_flags(("--tp=2",), "vllm")
+    recipe = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
+    engines = sides.Engines(
+        model="/m", random_weights=True, rotations=Path("/r"), rotations_sha256="sha256:1",
+        copy_of="sha256:2", recipe=recipe, device="cuda", kernels=Path("/k"),
+        cases=(Case(batch=1, context=100),), new_tokens=8, repeats=1, requests=64, port=31000,
+        flags=flags, engine="vllm",
+    )  # fmt: skip
+    for side in sides.all_sides(("bf16", "int2"), ["flash_attn"]):
+        words = sides.job(side, engines, tmp_path).arguments
+        names = {word.partition("=")[0] for word in words}
+        assert names <= command.ALLOWED | {"--model", "--kv-cache-dtype", "--attention-backend"}
+        assert "--tensor-parallel-size=2" in words
+
+
+def test_metrics_of_several_ranks() -> None:
+    """Every worker of a server answers; the first one is told."""
+
+    async def asked(_: str) -> list[dict[str, Any]]:
+        recipe = dict.fromkeys(("bits", "sink", "recent", "k_clip", "v_clip"), 2)
+        info = {"name": "n", "digest": "d", "format_version": 1, "group_size": 64, **recipe}
+        return [{"info": info, "used_ring_rows": rank} for rank in (1, 1)]
+
+    cache = SimpleNamespace(num_gpu_blocks=3, block_size=128, kv_cache_dtype_skip_layers=[])
+    model = SimpleNamespace(served_model_name="ranks")
+    config = SimpleNamespace(cache_config=cache, model_config=model)
+    client = SimpleNamespace(collective_rpc=asked)
+    told = metrics.Metrics(SimpleNamespace(vllm_config=config, engine_client=client))
+    asyncio.run(told.refresh())
+    assert (told._told["used_ring_rows"], told._told["capacity_tokens"]) == (1, 256)
 
 
 def test_every_allowed_flag_is_told() -> None:

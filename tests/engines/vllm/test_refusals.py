@@ -28,17 +28,26 @@ def config(**changes: Any) -> Any:
         "lora_config": None,
         "use_v2_model_runner": True,
     }
-    return SimpleNamespace(parallel_config=SimpleNamespace(**own), **usual | changes)
+    own_cache = bool(changes.pop("disable_hybrid_kv_cache_manager", False))
+    scheduler = SimpleNamespace(disable_hybrid_kv_cache_manager=own_cache)
+    model = SimpleNamespace(is_mm_prefix_lm=changes.pop("is_mm_prefix_lm", False))
+    usual |= {"parallel_config": SimpleNamespace(**own), "scheduler_config": scheduler}
+    usual["model_config"] = model
+    return SimpleNamespace(**usual | changes)
 
 
 def drafts(**others: Any) -> dict[str, Any]:
-    usual = {"num_speculative_tokens_per_batch_size": None, "enable_adaptive_verification": False}
-    ngram = bool(others.pop("ngram", True))
+    usual: dict[str, Any] = {
+        "num_speculative_tokens_per_batch_size": None,
+        "enable_adaptive_verification": False,
+    }
+    usual |= {"method": others.pop("method", "ngram"), "kv_cache_dtype": "auto"}
+    ngram = usual["method"] == "ngram"
     return {"speculative_config": SimpleNamespace(use_ngram=lambda: ngram, **usual | others)}
 
 
 def test_what_works_is_not_refused() -> None:
-    for changes in ({}, drafts()):
+    for changes in ({}, drafts(), drafts(method="eagle3")):
         refusals.check(config(**changes), {"a": LAYER, "b": LAYER}, CHOSEN)
 
 
@@ -48,9 +57,12 @@ def test_what_works_is_not_refused() -> None:
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"decode_context_parallel_size": 2},
-        drafts(ngram=False),
+        drafts(method="mtp"),
+        drafts(method="eagle3", kv_cache_dtype="oscar_int2"),
         drafts(num_speculative_tokens_per_batch_size=[(1, 4)]),
         drafts(enable_adaptive_verification=True),
+        {"disable_hybrid_kv_cache_manager": True},
+        {"is_mm_prefix_lm": True},
         {"kv_transfer_config": object()},
         {"lora_config": object()},
         {"use_v2_model_runner": False},

@@ -9,7 +9,8 @@ A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, `new` to
 whether this process had such a model `before`. On a CPU it also says whether decode steps read what
 the first one of as many requests was given, as a CUDA graph does.
 The last line of the output is JSON: tokens and cached tokens of each prompt, what the runner did,
-the counts of sink blocks and how many there are.
+what was counted of drafts behind each round, tokens of a page and layers of each group, the counts
+of sink blocks and how many there are.
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ def silu_and_mul(result: Any, x: Any) -> None:
     result.copy_(x[..., :half].sigmoid() * x[..., :half] * x[..., half:])
 
 
+def gelu_tanh_and_mul(result: Any, x: Any) -> None:
+    import torch
+
+    half = x.shape[-1] // 2
+    result.copy_(torch.nn.functional.gelu(x[..., :half], approximate="tanh") * x[..., half:])
+
+
 def rms_norm(result: Any, x: Any, weight: Any, epsilon: float) -> None:
     y = x.float() * (x.float().square().mean(-1, keepdim=True) + epsilon).rsqrt()
     result.copy_(y.to(x.dtype) * (1 if weight is None else weight))
@@ -69,8 +77,70 @@ def rotary_embedding(at: Any, query: Any, key: Any, size: int, table: Any, is_ne
         first.copy_(turned[0]), second.copy_(turned[1])
 
 
+def store_rows(*given: Any) -> None:
+    """`keys` and `values` are pages `[pages, heads, size, head_dim]`."""
+    key, value, keys, values, slots, *_ = given
+    taken = (slots >= 0).nonzero().flatten()
+    pages, at = slots[taken] // keys.shape[2], slots[taken] % keys.shape[2]
+    keys[pages, :, at], values[pages, :, at] = key[taken], value[taken]
+
+
+def attention(*given: Any) -> None:
+    """`keys` and `values` as above; `tables`: pages of every request."""
+    import torch
+
+    query, keys, values, output, starts, lengths, scale, _, _, window, *rest = given
+    tables, cap, _, sinks, *_ = rest
+    bounds, page, group = starts.tolist(), keys.shape[2], query.shape[1] // keys.shape[1]
+    for table, length, first, last in zip(
+        tables, lengths.tolist(), bounds[:-1], bounds[1:], strict=False
+    ):  # tables of padding are left over
+        at = torch.arange(length - last + first, length)[:, None]
+        seen = torch.arange(max(0, length - last + first - window + 1) if window > 0 else 0, length)
+        own = table[seen // page].long(), slice(None), seen % page
+        k, v = (x[own].float().repeat_interleave(group, 1) for x in (keys, values))
+        logits = torch.einsum("qhd,khd->hqk", query[first:last].float(), k) * scale
+        if cap:
+            logits = cap * (logits / cap).tanh()
+        hidden = (seen > at) | ((window > 0) & (at - seen >= window))
+        logits = logits.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            logits = torch.cat([logits, sinks.float()[:, None, None].expand(-1, len(at), 1)], -1)
+        shares = logits.softmax(-1)[..., : len(seen)]
+        output[first:last] = torch.einsum("hqk,khd->qhd", shares, v).to(output.dtype)
+
+
+def packed(weight: Any, output: Any, isa: str) -> None:
+    output.copy_(weight)
+
+
+def experts(*given: Any) -> None:
+    """Those of gpt-oss, whose gates and inputs take turns."""
+    output, x, w13, w2, b13, b2, shares, chosen, *_ = given
+    output.zero_()
+    for one in chosen.unique().tolist():
+        rows, place = (chosen == one).nonzero(as_tuple=True)
+        both = x[rows] @ w13[one].T + b13[one]
+        gate, up = both[:, ::2].clamp(max=7), both[:, 1::2].clamp(-7, 7)
+        made = ((up + 1) * gate * (1.702 * gate).sigmoid()) @ w2[one].T + b2[one]
+        output.index_add_(0, rows, made * shares[rows, place, None].to(made.dtype))
+
+
 SCHEMAS = {
+    "prepack_moe_weight(Tensor weight, Tensor(a!) output, str isa) -> ()": packed,
+    "cpu_fused_moe(Tensor(a!) output, Tensor x, Tensor w13, Tensor w2, Tensor? b13, Tensor? b2,"
+    " Tensor shares, Tensor chosen, bool skip, str name, str isa) -> ()": experts,
+    "get_scheduler_metadata(int requests, int heads, int kv_heads, int size, Tensor lengths,"
+    " ScalarType dtype, Tensor starts, bool causal, int window, str isa, bool split,"
+    " Tensor? dynamic, str cache) -> Tensor": lambda *given: given[4].new_zeros(1),
+    "cpu_attn_reshape_and_cache(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values,"
+    " Tensor slots, str isa, float k, float v, str cache) -> ()": store_rows,
+    "cpu_attention_with_kv_cache(Tensor query, Tensor keys, Tensor values, Tensor(a!) output,"
+    " Tensor starts, Tensor lengths, float scale, bool causal, Tensor? alibi, int window,"
+    " Tensor tables, float cap, Tensor? schedule, Tensor? sinks, Tensor? dynamic, float k,"
+    " float v, str cache) -> ()": attention,
     "silu_and_mul(Tensor! result, Tensor x) -> ()": silu_and_mul,
+    "gelu_tanh_and_mul(Tensor! result, Tensor x) -> ()": gelu_tanh_and_mul,
     "rms_norm(Tensor! result, Tensor x, Tensor? weight, float epsilon) -> ()": rms_norm,
     "fused_add_rms_norm(Tensor! x, Tensor! residual, Tensor? weight, float epsilon) -> ()": (
         fused_add_rms_norm
@@ -156,16 +226,26 @@ def main() -> None:
     if CPU and job["frozen"]:
         frozen()
     rule = SamplingParams(temperature=0, max_tokens=job["new"], ignore_eos=True)
-    rounds = []
+    rounds, drafts = [], []
     for prompts in job["rounds"]:
         asked = [{"prompt_token_ids": ids} for ids in prompts]
         for one in model.generate(asked, rule, use_tqdm=False):
             new = list(one.outputs[0].token_ids)
             rounds.append([one.request_id.partition("-")[0], new, one.num_cached_tokens])
-    sinks = accounts["scheduler"].sinks
-    assert accounts.get("worker", accounts["scheduler"]).sinks.counts() == sinks.counts()
-    told = {"sinks": sinks.counts(), "blocks": sinks.num_blocks}
-    print(json.dumps({"requests": rounds, "events": events} | told))
+        if not job["options"].get("disable_log_stats", True):
+            counts = (one for one in model.get_metrics() if "spec_decode" in one.name)
+            drafts.append(
+                {one.name.rpartition("num_")[2]: getattr(one, "value", 0) for one in counts}
+            )
+    told: dict[str, Any] = {"requests": rounds, "events": events, "drafts": drafts}
+    manager = model.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    groups = manager.kv_cache_config.kv_cache_groups
+    told["groups"] = [[one.kv_cache_spec.block_size, len(one.layer_names)] for one in groups]
+    if accounts:  # our cache
+        sinks = accounts["scheduler"].sinks
+        assert accounts.get("worker", accounts["scheduler"]).sinks.counts() == sinks.counts()
+        told |= {"sinks": sinks.counts(), "blocks": sinks.num_blocks}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__" and MODE == "-m":
