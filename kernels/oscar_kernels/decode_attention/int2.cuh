@@ -93,44 +93,44 @@ struct ByteQuery {
   float scale[NT], sum[NT][GK];
   DEV void load(const Params& p, const QueryRows& rows, int lane) {
     const int g = lane / 4, t = lane % 4;
-    float all[PAIRS][4][KC][4];  // nothing waits for the first before the last is asked for
+    uint2 all[PAIRS][4][KC];  // nothing waits for the first before the last is asked for
     UNROLL for (int h = 0; h < PAIRS; h++) UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
       const int head = 8 * h + g % 2 * 4 + g / 2;
-      all[h][r][c][0] = all[h][r][c][1] = all[h][r][c][2] = all[h][r][c][3] = 0.f;
-      if (head < GW) query_four(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t, all[h][r][c]);
+      all[h][r][c] = make_uint2(0, 0);
+      if (head < GW) all[h][r][c] = query_words(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t);
     }
     UNROLL for (int h = 0; h < PAIRS; h++) {
-      const float(&x)[4][KC][4] = all[h];
-      float largest = 0.f, s[GK];
-      int rounded[GK];
-      UNROLL for (int v = 0; v < GK; v++) s[v] = rounded[v] = 0;
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) UNROLL for (int i = 0; i < 4; i++) {
-        s[r * GK / 4] += x[r][c][i];
-        largest = fmaxf(largest, fabsf(x[r][c][i]));
+      u32 low = 0, high = 0;
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
+        take_in_bf16(low, high, all[h][r][c].x);
+        take_in_bf16(low, high, all[h][r][c].y);
       }
+      float largest = fmaxf(fmaxf(-low_bf16(low), -high_bf16(low)), fmaxf(low_bf16(high), high_bf16(high)));
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 2));
       const float unit = largest > 1e-30f ? __fdividef(127.f, largest) : 0.f;
       UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
+        const uint2 y = all[h][r][c];
+        const float x[4] = {low_bf16(y.x), high_bf16(y.x), low_bf16(y.y), high_bf16(y.y)};
         u32 q[4];
-        UNROLL for (int i = 0; i < 4; i++) q[i] = __float_as_uint(fmaf(x[r][c][i], unit, MAGIC));
+        UNROLL for (int i = 0; i < 4; i++) q[i] = __float_as_uint(fmaf(x[i], unit, MAGIC));
         digits[h][r][c] = prmt(prmt(q[0], q[1], 0x40), prmt(q[2], q[3], 0x40), 0x5410);
-        rounded[r * GK / 4] = add_bytes(digits[h][r][c], rounded[r * GK / 4]);
       }
-      float lost[GK];
+      // Sums over the channels of columns 2t and 2t + 1, as products with ones.
       UNROLL for (int v = 0; v < GK; v++) {
-        lost[v] = fmaf(s[v], unit, -__int2float_rn(rounded[v]));
-        UNROLL for (int o = 1; o < 4; o *= 2) {
-          s[v] += __shfl_xor_sync(ALL, s[v], o);
-          lost[v] += __shfl_xor_sync(ALL, lost[v], o);
+        constexpr u32 one = 0x3F803F80, ones = 0x01010101;
+        float s[4] = {};
+        int rounded[4] = {};
+        UNROLL for (int r = v * 4 / GK; r < (v + 1) * 4 / GK; r++) UNROLL for (int c = 0; c < KC; c++) {
+          mma_bf16(s, one, one, one, one, all[h][r][c].x, all[h][r][c].y);
+          mma_u8_half(rounded, ones, ones, digits[h][r][c]);
         }
-      }
-      UNROLL for (int i = 0; i < 2; i++) {  // the owner of column 2t + i
-        const int owner = 8 * t + 4 * i;
-        scale[2 * h + i] = __shfl_sync(ALL, largest, owner) * (p.scale * (1.f / 127.f));
-        UNROLL for (int v = 0; v < GK; v++) {
-          sum[2 * h + i][v] = __shfl_sync(ALL, s[v], owner) * p.scale;
-          first[h][v][i] = (int)__float_as_uint(fmaf(__shfl_sync(ALL, lost[v], owner), MIDDLE, MAGIC));
+        UNROLL for (int i = 0; i < 2; i++) {
+          const float most = __shfl_sync(ALL, largest, 8 * t + 4 * i), lost = fmaf(
+              s[i], __shfl_sync(ALL, unit, 8 * t + 4 * i), -__int2float_rn(rounded[i]));
+          scale[2 * h + i] = most * (p.scale * (1.f / 127.f));
+          sum[2 * h + i][v] = s[i] * p.scale;
+          first[h][v][i] = (int)__float_as_uint(fmaf(lost, MIDDLE, MAGIC));
         }
       }
     }
@@ -165,35 +165,47 @@ struct Tile {
       const int row = token + (VC == 1 ? lane & 8 : lane / 16 * 8),
                 piece = KP + (VC == 1 ? j : 2 * j + (lane >> 3 & 1));
       v_offset[j] = (row * ROW_UNITS + swizzle<ROW_UNITS>(row, head * PIECES + piece)) * 16;
+      worked_out(v_offset[j]);
     }
     const int row = 32 * group + lane / 4, at = head * AFFINE;
     affine_offset = CODE_BYTES + row * AFFINE_ROW +
                     (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
-  DEV static void begin(State& s) {
-    if (MANY_ROWS)
-      UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;
-  }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
-  DEV void compute(const Params& p, State& s, const Query8& q, const Sight& sight, u32 stage, int valid, bool,
-                   int lane) const {
-    float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
+  // Takes the tokens in, and returns their largest scale of values. Where weights or scales are too large for the maxima
+  // so far, it changes nothing and returns less than zero: call it again and let it `fit` them, `anew` at the first tile.
+  // `rescale` is not beside the products then, and logits need not be compared.
+  template <class Q>
+  DEV bool compute(const Params& p, State& s, const Q& q, const Sight& sight, u32 stage, int valid, bool fit, bool anew,
+                   float& largest, int lane) const {
+    float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV], sum[NT];
     UNROLL for (int o = 0; o < 4; o++)
         load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
-    UNROLL for (int u = 0; u < 2; u++) scores(p, q, stage, u, k_scale, k_offs, x);
+    UNROLL for (int u = 0; u < 2; u++) scores(p, s, q, stage, u, k_scale, k_offs, x);
     hide(p, sight, valid, lane, x);
-    float top[NT], largest = v_scale[0][0];
-    bool raise = false;
-    UNROLL for (int n = 0; n < NT; n++) {
-      top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
-      raise |= top[n] > s.m[n] + HEADROOM;
-    }
+    largest = v_scale[0][0];
     UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
-    if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) s.rescale(top, largest);
-    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] -= s.m[n];
+    if (fit) {
+      float top[NT], before[NT];
+      UNROLL for (int n = 0; n < NT; n++) {
+        before[n] = s.m[n];
+        top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3])) + before[n];
+      }
+      s.rescale(top, largest, anew);
+      UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] += before[n] - s.m[n];
+    }
+    bool large = largest * s.value_scale > 64.f;
+    UNROLL for (int n = 0; n < NT; n++) {
+      UNROLL for (int o = 0; o < 4; o++) x[n][o] = ex2(x[n][o]);
+      sum[n] = (x[n][0] + x[n][1]) + (x[n][2] + x[n][3]);
+      large |= sum[n] > LARGEST;
+    }
+    if (!fit && __any_sync(ALL, large)) return false;
+    UNROLL for (int n = 0; n < NT; n++) s.l[n] += sum[n];
     u32 b[PAIRS][4][GV];
     weigh(s, x, v_scale, v_offs, lane, b);
     UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
+    return true;
   }
   // Logits of tokens that a row may not see become -infinity.
   DEV static void hide(const Params& p, const Sight& sight, int valid, int lane, float (&x)[NT][4]) {
@@ -209,15 +221,11 @@ struct Tile {
           x[n][o] = 8 * o + g < valid ? x[n][o] : -__int_as_float(0x7F800000);
     }
   }
-  // From logits less their maximum, which become weights, to the weights of octet o times value scale in `b`: token
-  // pairs of column g.
-  DEV static void weigh(State& s, float (&x)[NT][4], float (&v_scale)[4][GV], const float (&v_offs)[4][GV], int lane,
+  // From weights to those of octet o times value scale in `b`: token pairs of column g.
+  DEV static void weigh(State& s, const float (&x)[NT][4], float (&v_scale)[4][GV], const float (&v_offs)[4][GV], int lane,
                         u32 (&b)[PAIRS][4][GV]) {
-    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) {
-      x[n][o] = ex2(x[n][o]);
-      s.l[n] += x[n][o];
-      UNROLL for (int v = 0; v < GV; v++) s.z[n][v] = fmaf(x[n][o], v_offs[o][v], s.z[n][v]);
-    }
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++)
+        s.z[n][v] = fmaf(x[n][o], v_offs[o][v], s.z[n][v]);
     const u32 even = lane / 4 & 1 ? 0u : ALL;
     UNROLL for (int v = 0; v < GV; v++) {
       UNROLL for (int o = 0; o < 4; o++) v_scale[o][v] *= s.value_scale;
@@ -232,36 +240,6 @@ struct Tile {
             b[j][o][v] = transpose(pack_f16(x[2 * j][o] * v_scale[o][v], x[2 * j + 1][o] * v_scale[o][v]));
       }
     }
-  }
-  // The same for many rows. Logits are less the maxima so far, which `begin` makes zero for the first tile.
-  template <class Q>
-  DEV void compute(const Params& p, State& s, const Q& q, const Sight& sight, u32 stage, int valid, bool first,
-                   int lane) const {
-    float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
-    UNROLL for (int o = 0; o < 4; o++)
-        load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
-    UNROLL for (int u = 0; u < 2; u++) scores(p, s, q, stage, u, k_scale, k_offs, x);
-    hide(p, sight, valid, lane, x);
-    float top[NT], largest = v_scale[0][0];
-    bool raise = first;
-    UNROLL for (int n = 0; n < NT; n++) {
-      top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
-      raise |= top[n] > HEADROOM;
-    }
-    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
-    if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) {
-      float before[NT];
-      UNROLL for (int n = 0; n < NT; n++) {
-        before[n] = s.m[n];
-        top[n] += before[n];
-        if (first) s.m[n] = NEVER;
-      }
-      s.rescale(top, largest, first);
-      UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] += before[n] - s.m[n];
-    }
-    u32 b[PAIRS][4][GV];
-    weigh(s, x, v_scale, v_offs, lane, b);
-    UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
   }
   DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
     u32 w[GK + GV];
@@ -281,8 +259,8 @@ struct Tile {
       vo[v] = high_affine(w[GK + v]);
     }
   }
-  // Logits of tokens 16u + g and 16u + 8 + g.
-  DEV void scores(const Params& p, const Query8& q, u32 stage, int u, const float (&ks)[4][GK],
+  // Logits of tokens 16u + g and 16u + 8 + g, less the maxima so far.
+  DEV void scores(const Params& p, const State& s, const Query8& q, u32 stage, int u, const float (&ks)[4][GK],
                   const float (&ko)[4][GK], float (&x)[NT][4]) const {
     int d[NT][GK * SUMS][4];
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int r = 0; r < GK * SUMS; r++)
@@ -309,7 +287,7 @@ struct Tile {
     }
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 2; i++) {
       const int o = 2 * u + i;
-      float y = 0.f;
+      float y = CAPPED ? 0.f : -s.m[n];
       UNROLL for (int v = 0; v < GK; v++) {
         int hi = d[n][v * SUMS][2 * i], lo = d[n][v * SUMS][2 * i + 1];
         UNROLL for (int r = v * SUMS + 1; r < (v + 1) * SUMS; r++) {
@@ -318,10 +296,10 @@ struct Tile {
         }
         y = fmaf(__int2float_rn(hi * 256 + lo), ks[o][v] * q.scale[n][v], fmaf(ko[o][v], q.sum[n][v], y));
       }
-      x[n][o] = logit(p, y);
+      x[n][o] = CAPPED ? logit(p, y) - s.m[n] : y;
     }
   }
-  // The same with a query in float16, less the maxima so far.
+  // The same with a query in float16.
   DEV void scores(const Params& p, const State& s, const HalfQuery& q, u32 stage, int u,
                   const float (&ks)[4][GK], const float (&ko)[4][GK], float (&x)[NT][4]) const {
     float c[PAIRS][GK][4];

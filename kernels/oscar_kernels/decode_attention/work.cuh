@@ -133,15 +133,24 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   meet(ahead);
   Query q;
   q.load(p, rows, lane);
-  tile.begin(s);
-  for (int i = lo; i < hi; i++) {
+  s.guess();
+  bool fit = false;
+  for (int i = lo; i < hi;) {
     if (i + AHEAD == mine) {
       if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
       mine += WARPS;
       loader.fetch(mine, hi, slot, lane);
     }
     wait_phase(ring.full(), ring.round);
-    tile.compute(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), left, i == lo, lane);
+    const Sight sight{p, r, b, rows.skip, lane % 4};
+    float largest;
+    if (!tile.compute(p, s, q, sight, ring.data(), left, fit, i == lo, largest, lane) ||
+        (i == lo && !fit && s.too_small(largest))) {
+      fit = true;
+      continue;
+    }
+    fit = false;
+    i++;
     arrive(ring.empty());
     ring = ring.plus(1);
     left -= TILE;
