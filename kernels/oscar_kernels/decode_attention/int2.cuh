@@ -96,7 +96,7 @@ struct ByteQuery {
     uint2 all[PAIRS][4][KC];  // nothing waits for the first before the last is asked for
     UNROLL for (int h = 0; h < PAIRS; h++) UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
       const int head = 8 * h + g % 2 * 4 + g / 2;
-      all[h][r][c] = make_uint2(0, 0);
+      all[h][r][c] = {0, 0};
       if (head < GW) all[h][r][c] = query_words(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t);
     }
     UNROLL for (int h = 0; h < PAIRS; h++) {

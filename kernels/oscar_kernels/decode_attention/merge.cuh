@@ -29,7 +29,9 @@ DEV void store_out(const Params& p, size_t to, float x) {
     static_cast<unsigned short*>(p.out)[to] = (unsigned short)(QUERY == 1 ? pack_f16(x, 0.f) : pack_bf16(x, 0.f));
 }
 
-// The tensor cores cut eleven bits off a float; half of them make that rounding.
+// The tensor cores cut thirteen bits off a float; half of them make that rounding, which is nothing beside that of an
+// output in bfloat16. What other outputs need of the rest is multiplied too.
+constexpr bool EXACT = QUERY != 0;
 constexpr u32 HALF = 0x1000, KEPT = 0xFFFFE000u;
 DEV float rounded(float x) { return __uint_as_float(__float_as_uint(x) + HALF); }
 DEV float rest(float x) { return x - __uint_as_float(__float_as_uint(x) + HALF & KEPT); }
@@ -65,9 +67,9 @@ constexpr int PITCH = DV + 16;  // spreads loads of sixteen bytes over all banks
 template <int LINES>
 using Merged = float[LINES][PITCH];
 
-// c += a b, of eight channels, two of a lane; all are `rounded`, but for a float32 output.
+// c += a b, of eight channels, two of a lane; all are `rounded`, unless it is EXACT.
 DEV void multiply(float (&c)[4], const float (&a)[4], float b0, float b1) {
-  if constexpr (QUERY == 2) {
+  if constexpr (EXACT) {
     mma_tf32(c, rest(a[0]), rest(a[1]), rest(a[2]), rest(a[3]), rounded(b0), rounded(b1));
     mma_tf32(c, rounded(a[0]), rounded(a[1]), rounded(a[2]), rounded(a[3]), rest(b0), rest(b1));
     mma_tf32(c, rounded(a[0]), rounded(a[1]), rounded(a[2]), rounded(a[3]), rounded(b0), rounded(b1));
@@ -244,7 +246,7 @@ DEV float normalizer(float m, float l, float sink) {
 DEV void put(const Params& p, float (&merged)[PITCH], int head, int at, int rows, int pair, float x, float y) {
   size_t to;
   if (p.partner) {
-    *reinterpret_cast<float2*>(&merged[2 * pair]) = QUERY == 2 ? make_float2(x, y) : make_float2(rounded(x), rounded(y));
+    *reinterpret_cast<float2*>(&merged[2 * pair]) = EXACT ? make_float2(x, y) : make_float2(rounded(x), rounded(y));
   } else if (find_row(p, head, at, rows, to)) {
     store_out(p, to + 2 * pair, x);
     store_out(p, to + 2 * pair + 1, y);
@@ -295,7 +297,7 @@ DEV void merge(const Params& p) {
     plan_by_warp(p, prefix[warp], lane);
     find_parts<ROWS>(p, prefix[warp], parts, 8 * warp, head, lane);
   }
-  if (QUERY != 2 && p.partner) partner.round();
+  if (!EXACT && p.partner) partner.round();
   wait_for_previous();
   if (!planned && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
   if constexpr (LEARNED) load_sinks<ROWS>(p, sinks, head);
