@@ -153,6 +153,8 @@ typedef QueryChoice<QUERY || QUERY_BYTES ? QUERY : 1, MANY_ROWS>::type Query;
 
 // One tile of a warp: 32 tokens of one KV head, the first `valid` of which count.
 struct Tile {
+  // Whether a warp has read all of a tile before it multiplies weights and values, and others may overwrite it.
+  static constexpr bool EARLY = PARTS_V * ((VC + 1) / 2) == 1;
   static constexpr int K_LOADS = (KC + 1) / 2, V_LOADS = (VC + 1) / 2;  // of a part
   u32 k_offset[PARTS_K * K_LOADS], v_offset[PARTS_V * V_LOADS], affine_offset;
   DEV void place(int lane, int head, int group) {
@@ -165,47 +167,40 @@ struct Tile {
       const int row = token + (VC == 1 ? lane & 8 : lane / 16 * 8),
                 piece = KP + (VC == 1 ? j : 2 * j + (lane >> 3 & 1));
       v_offset[j] = (row * ROW_UNITS + swizzle<ROW_UNITS>(row, head * PIECES + piece)) * 16;
-      worked_out(v_offset[j]);
     }
     const int row = 32 * group + lane / 4, at = head * AFFINE;
     affine_offset = CODE_BYTES + row * AFFINE_ROW +
                     (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
+  DEV static void begin(State& s) {
+    if (MANY_ROWS)
+      UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;
+  }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
-  // Takes the tokens in, and returns their largest scale of values. Where weights or scales are too large for the maxima
-  // so far, it changes nothing and returns less than zero: call it again and let it `fit` them, `anew` at the first tile.
-  // `rescale` is not beside the products then, and logits need not be compared.
-  template <class Q>
-  DEV bool compute(const Params& p, State& s, const Q& q, const Sight& sight, u32 stage, int valid, bool fit, bool anew,
-                   float& largest, int lane) const {
-    float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV], sum[NT];
+  DEV void compute(const Params& p, State& s, const Query8& q, const Sight& sight, u32 stage, u32 empty, int valid,
+                    bool, int lane) const {
+    float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
         load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
-    UNROLL for (int u = 0; u < 2; u++) scores(p, s, q, stage, u, k_scale, k_offs, x);
+    UNROLL for (int u = 0; u < 2; u++) scores(p, q, stage, u, k_scale, k_offs, x);
+    Codes codes[2];
+    if (EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
+    if (EARLY) arrive(empty);
     hide(p, sight, valid, lane, x);
-    largest = v_scale[0][0];
-    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
-    if (fit) {
-      float top[NT], before[NT];
-      UNROLL for (int n = 0; n < NT; n++) {
-        before[n] = s.m[n];
-        top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3])) + before[n];
-      }
-      s.rescale(top, largest, anew);
-      UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] += before[n] - s.m[n];
-    }
-    bool large = largest * s.value_scale > 64.f;
+    float top[NT], largest = v_scale[0][0];
+    bool raise = false;
     UNROLL for (int n = 0; n < NT; n++) {
-      UNROLL for (int o = 0; o < 4; o++) x[n][o] = ex2(x[n][o]);
-      sum[n] = (x[n][0] + x[n][1]) + (x[n][2] + x[n][3]);
-      large |= sum[n] > LARGEST;
+      top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
+      raise |= top[n] > s.m[n] + HEADROOM;
     }
-    if (!fit && __any_sync(ALL, large)) return false;
-    UNROLL for (int n = 0; n < NT; n++) s.l[n] += sum[n];
+    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
+    if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) s.rescale(top, largest);
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] -= s.m[n];
     u32 b[PAIRS][4][GV];
     weigh(s, x, v_scale, v_offs, lane, b);
-    UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
-    return true;
+    if (!EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
+    if (!EARLY) arrive(empty);
+    UNROLL for (int u = 0; u < 2; u++) values(s, b, codes[u], u);
   }
   // Logits of tokens that a row may not see become -infinity.
   DEV static void hide(const Params& p, const Sight& sight, int valid, int lane, float (&x)[NT][4]) {
@@ -221,11 +216,15 @@ struct Tile {
           x[n][o] = 8 * o + g < valid ? x[n][o] : -__int_as_float(0x7F800000);
     }
   }
-  // From weights to those of octet o times value scale in `b`: token pairs of column g.
-  DEV static void weigh(State& s, const float (&x)[NT][4], float (&v_scale)[4][GV], const float (&v_offs)[4][GV], int lane,
+  // From logits less their maximum, which become weights, to the weights of octet o times value scale in `b`: token
+  // pairs of column g.
+  DEV static void weigh(State& s, float (&x)[NT][4], float (&v_scale)[4][GV], const float (&v_offs)[4][GV], int lane,
                         u32 (&b)[PAIRS][4][GV]) {
-    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++)
-        s.z[n][v] = fmaf(x[n][o], v_offs[o][v], s.z[n][v]);
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) {
+      x[n][o] = ex2(x[n][o]);
+      s.l[n] += x[n][o];
+      UNROLL for (int v = 0; v < GV; v++) s.z[n][v] = fmaf(x[n][o], v_offs[o][v], s.z[n][v]);
+    }
     const u32 even = lane / 4 & 1 ? 0u : ALL;
     UNROLL for (int v = 0; v < GV; v++) {
       UNROLL for (int o = 0; o < 4; o++) v_scale[o][v] *= s.value_scale;
@@ -240,6 +239,41 @@ struct Tile {
             b[j][o][v] = transpose(pack_f16(x[2 * j][o] * v_scale[o][v], x[2 * j + 1][o] * v_scale[o][v]));
       }
     }
+  }
+  // The same for many rows. Logits are less the maxima so far, which `begin` makes zero for the first tile.
+  template <class Q>
+  DEV void compute(const Params& p, State& s, const Q& q, const Sight& sight, u32 stage, u32 empty, int valid,
+                    bool first, int lane) const {
+    float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
+    UNROLL for (int o = 0; o < 4; o++)
+        load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
+    UNROLL for (int u = 0; u < 2; u++) scores(p, s, q, stage, u, k_scale, k_offs, x);
+    Codes codes[2];
+    if (EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
+    if (EARLY) arrive(empty);
+    hide(p, sight, valid, lane, x);
+    float top[NT], largest = v_scale[0][0];
+    bool raise = first;
+    UNROLL for (int n = 0; n < NT; n++) {
+      top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
+      raise |= top[n] > HEADROOM;
+    }
+    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
+    if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) {
+      float before[NT];
+      UNROLL for (int n = 0; n < NT; n++) {
+        before[n] = s.m[n];
+        top[n] += before[n];
+        if (first) s.m[n] = NEVER;
+      }
+      s.rescale(top, largest, first);
+      UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] += before[n] - s.m[n];
+    }
+    u32 b[PAIRS][4][GV];
+    weigh(s, x, v_scale, v_offs, lane, b);
+    if (!EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
+    if (!EARLY) arrive(empty);
+    UNROLL for (int u = 0; u < 2; u++) values(s, b, codes[u], u);
   }
   DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
     u32 w[GK + GV];
@@ -259,8 +293,8 @@ struct Tile {
       vo[v] = high_affine(w[GK + v]);
     }
   }
-  // Logits of tokens 16u + g and 16u + 8 + g, less the maxima so far.
-  DEV void scores(const Params& p, const State& s, const Query8& q, u32 stage, int u, const float (&ks)[4][GK],
+  // Logits of tokens 16u + g and 16u + 8 + g.
+  DEV void scores(const Params& p, const Query8& q, u32 stage, int u, const float (&ks)[4][GK],
                   const float (&ko)[4][GK], float (&x)[NT][4]) const {
     int d[NT][GK * SUMS][4];
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int r = 0; r < GK * SUMS; r++)
@@ -287,7 +321,7 @@ struct Tile {
     }
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 2; i++) {
       const int o = 2 * u + i;
-      float y = CAPPED ? 0.f : -s.m[n];
+      float y = 0.f;
       UNROLL for (int v = 0; v < GK; v++) {
         int hi = d[n][v * SUMS][2 * i], lo = d[n][v * SUMS][2 * i + 1];
         UNROLL for (int r = v * SUMS + 1; r < (v + 1) * SUMS; r++) {
@@ -296,10 +330,10 @@ struct Tile {
         }
         y = fmaf(__int2float_rn(hi * 256 + lo), ks[o][v] * q.scale[n][v], fmaf(ko[o][v], q.sum[n][v], y));
       }
-      x[n][o] = CAPPED ? logit(p, y) - s.m[n] : y;
+      x[n][o] = logit(p, y);
     }
   }
-  // The same with a query in float16.
+  // The same with a query in float16, less the maxima so far.
   DEV void scores(const Params& p, const State& s, const HalfQuery& q, u32 stage, int u,
                   const float (&ks)[4][GK], const float (&ko)[4][GK], float (&x)[NT][4]) const {
     float c[PAIRS][GK][4];
@@ -372,11 +406,11 @@ struct Tile {
       }
     }
   }
-  DEV void values(State& s, const u32 (&b)[PAIRS][4][GV], u32 stage, int u) const {
+  typedef u32 Codes[PARTS_V * V_LOADS][4];  // of 16 values
+  DEV void fetch(Codes& codes, u32 stage, int u) const {
     UNROLL for (int load = 0; load < PARTS_V * V_LOADS; load++) {
-      const int j = load % V_LOADS;
+      u32(&a)[4] = codes[load];
       const u32 at = stage + v_offset[load] + 16 * u * ROW_UNITS * 16;
-      u32 a[4];
       if constexpr (VC > 1)
         ldmatrix4_trans(a, at);
       else {
@@ -384,6 +418,12 @@ struct Tile {
         a[1] = a[0] >> 8;
         a[3] = a[2] >> 8;
       }
+    }
+  }
+  DEV void values(State& s, const u32 (&b)[PAIRS][4][GV], Codes& codes, int u) const {
+    UNROLL for (int load = 0; load < PARTS_V * V_LOADS; load++) {
+      const int j = load % V_LOADS;
+      u32(&a)[4] = codes[load];
       UNROLL for (int e = 0; e < (VC > 1 ? 2 : 1); e++) {
         UNROLL for (int i = 0; i < IN_BYTE_V; i++) {
           const u32 mask = fields<BITS_V>(0x00010001u, i);

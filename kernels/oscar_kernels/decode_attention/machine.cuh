@@ -34,7 +34,6 @@ DEV void load_once(uint4& x, const void* at) {
 DEV void not_before(float& x) { asm volatile("" : "+f"(x)); }
 // The compiler does not work `x` out again where it is used.
 DEV void worked_out(const u8*& x) { asm("" : "+l"(x)); }
-DEV void worked_out(u32& x) { asm("" : "+r"(x)); }
 
 DEV float ex2(float x) {
   float y;

@@ -27,7 +27,7 @@ constexpr int STEP = 16 * TW;                            // window tokens of one
 constexpr int GATHERED_ROW = DV + 8, GATHERED = WARPS * GW * (GATHERED_ROW * 4 + 8);
 constexpr bool GATHERS = TW > 1 && GATHERED <= STAGES * STAGE_BYTES;
 constexpr int GROUPS = GATHERS ? 1 : TW, LEFT = HB * VH * GROUPS;  // results of a segment, of GW rows each
-constexpr float NEVER = -1e30f, HEADROOM = 8.f, FLOOR = .0625f, LARGEST = 1024.f, VALUE_SCALE = 16.f;
+constexpr float NEVER = -1e30f, HEADROOM = 8.f;
 
 struct Params {
   const void* query;
@@ -165,7 +165,7 @@ struct Sight {
 struct State {
   float m[NT], l[NT], z[NT][GV], acc[PAIRS][MT][4], value_scale;
   DEV void clear() {
-    value_scale = VALUE_SCALE;
+    value_scale = 1048576.f;
     UNROLL for (int i = 0; i < NT; i++) {
       m[i] = NEVER;
       l[i] = 0.f;
@@ -174,25 +174,10 @@ struct State {
     UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int i = 0; i < MT; i++)
         acc[j][i][0] = acc[j][i][1] = acc[j][i][2] = acc[j][i][3] = 0.f;
   }
-  // Before the first tokens the maxima are guessed to be near zero, and scales of values near one. Most often they are,
-  // and the code of `rescale` is not fetched.
-  DEV void guess() {
-    UNROLL for (int i = 0; i < NT; i++) m[i] = 0.f;
-  }
-  // Whether a guess was too large for the first tokens: weights are too small to be float16.
-  DEV bool too_small(float largest) const {
-    float least = l[0];
-    UNROLL for (int i = 1; i < NT; i++) least = fminf(least, l[i]);
-    return __any_sync(ALL, least < FLOOR || largest * value_scale < .25f);
-  }
-  // Raise the maxima to at least `top`; weights so far, unless there are none, shrink with them. Also keeps
-  // scale * value_scale of values within 64.
-  DEV void rescale(const float (&top)[NT], float largest, bool anew) {
+  // Raise the maxima to at least `top`; weights so far shrink with them. Also keeps scale * value_scale of values
+  // within 64.
+  DEV void rescale(const float (&top)[NT], float largest, bool empty = false) {
     float factor[NT], change = 1.f;
-    if (anew) {
-      value_scale = 1048576.f;
-      UNROLL for (int i = 0; i < NT; i++) m[i] = NEVER;
-    }
     UNROLL for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, o));
     if (largest * value_scale > 64.f) {
       const float next = __uint_as_float((u32)(127 + 5 + 127 - (int)(__float_as_uint(largest) >> 23)) << 23);
@@ -208,6 +193,7 @@ struct State {
       l[i] *= factor[i];
       UNROLL for (int v = 0; v < GV; v++) z[i][v] *= factor[i];
     }
+    if (empty) return;  // nothing to shrink, nor to fetch the code for
     UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int i = 0; i < MT; i++) {
       const float even = factor[2 * j] * change, odd = factor[NT == 1 ? 0 : 2 * j + 1] * change;
       acc[j][i][0] *= even;

@@ -112,8 +112,6 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
         if constexpr (NT > 1 && QUERY) mma_bf16(c[j], a0, a1, a2, a3, q.lo[j][n][0], q.lo[j][n][1]);
       }
     }
-    const bool first = step == lo;
-    if (first) s.guess();
     bool raise = false;
     const bool partly = DRAFTS && w.partly_seen(p, r, base);
     UNROLL for (int n = 0; n < NT; n++) {
@@ -130,8 +128,7 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
       top[n] = fmaxf(x[n][0], x[n][1]);
       raise |= top[n] > s.m[n] + HEADROOM;
     }
-    if (first) UNROLL for (int n = 0; n < NT; n++) raise |= top[n] < -4.f;
-    if (__any_sync(ALL, raise)) s.rescale(top, 0.f, first);
+    if (__any_sync(ALL, raise)) s.rescale(top, 0.f);
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 2; i++) {
       x[n][i] = ex2(x[n][i] - s.m[n]);
       s.l[n] += x[n][i];

@@ -22,7 +22,6 @@ DEV void shared_load(u32* x, u32 at) {
 DEV void load_once(uint4& x, const void* at) { x = machine::load<uint4>(at); }
 DEV void not_before(float&) {}
 DEV void worked_out(const u8*&) {}
-DEV void worked_out(u32&) {}
 
 DEV float ex2(float x) { return exp2f(x); }
 DEV u32 prmt(u32 a, u32 b, u32 bytes) {
