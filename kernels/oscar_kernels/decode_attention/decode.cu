@@ -84,18 +84,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
 extern "C" __global__ void __launch_bounds__(512) oscar_decode_stage2_1(const __grid_constant__ Params p) {
   merge<16, 1>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_2(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_2(const __grid_constant__ Params p) {
   merge<8, 2>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_4(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_4(const __grid_constant__ Params p) {
   merge<8, 4>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_8(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_8(const __grid_constant__ Params p) {
   merge<8, 8>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_16(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_16(const __grid_constant__ Params p) {
   merge<8, 16>(p);
 }
-extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_24(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_24(const __grid_constant__ Params p) {
   merge<8, 24>(p);
 }

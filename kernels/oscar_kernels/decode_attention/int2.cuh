@@ -93,44 +93,44 @@ struct ByteQuery {
   float scale[NT], sum[NT][GK];
   DEV void load(const Params& p, const QueryRows& rows, int lane) {
     const int g = lane / 4, t = lane % 4;
-    float all[PAIRS][4][KC][4];  // nothing waits for the first before the last is asked for
+    uint2 all[PAIRS][4][KC];  // nothing waits for the first before the last is asked for
     UNROLL for (int h = 0; h < PAIRS; h++) UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
       const int head = 8 * h + g % 2 * 4 + g / 2;
-      all[h][r][c][0] = all[h][r][c][1] = all[h][r][c][2] = all[h][r][c][3] = 0.f;
-      if (head < GW) query_four(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t, all[h][r][c]);
+      all[h][r][c] = {0, 0};
+      if (head < GW) all[h][r][c] = query_words(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t);
     }
     UNROLL for (int h = 0; h < PAIRS; h++) {
-      const float(&x)[4][KC][4] = all[h];
-      float largest = 0.f, s[GK];
-      int rounded[GK];
-      UNROLL for (int v = 0; v < GK; v++) s[v] = rounded[v] = 0;
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) UNROLL for (int i = 0; i < 4; i++) {
-        s[r * GK / 4] += x[r][c][i];
-        largest = fmaxf(largest, fabsf(x[r][c][i]));
+      u32 low = 0, high = 0;
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
+        take_in_bf16(low, high, all[h][r][c].x);
+        take_in_bf16(low, high, all[h][r][c].y);
       }
+      float largest = fmaxf(fmaxf(-low_bf16(low), -high_bf16(low)), fmaxf(low_bf16(high), high_bf16(high)));
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 2));
       const float unit = largest > 1e-30f ? __fdividef(127.f, largest) : 0.f;
       UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
+        const uint2 y = all[h][r][c];
+        const float x[4] = {low_bf16(y.x), high_bf16(y.x), low_bf16(y.y), high_bf16(y.y)};
         u32 q[4];
-        UNROLL for (int i = 0; i < 4; i++) q[i] = __float_as_uint(fmaf(x[r][c][i], unit, MAGIC));
+        UNROLL for (int i = 0; i < 4; i++) q[i] = __float_as_uint(fmaf(x[i], unit, MAGIC));
         digits[h][r][c] = prmt(prmt(q[0], q[1], 0x40), prmt(q[2], q[3], 0x40), 0x5410);
-        rounded[r * GK / 4] = add_bytes(digits[h][r][c], rounded[r * GK / 4]);
       }
-      float lost[GK];
+      // Sums over the channels of columns 2t and 2t + 1, as products with ones.
       UNROLL for (int v = 0; v < GK; v++) {
-        lost[v] = fmaf(s[v], unit, -__int2float_rn(rounded[v]));
-        UNROLL for (int o = 1; o < 4; o *= 2) {
-          s[v] += __shfl_xor_sync(ALL, s[v], o);
-          lost[v] += __shfl_xor_sync(ALL, lost[v], o);
+        constexpr u32 one = 0x3F803F80, ones = 0x01010101;
+        float s[4] = {};
+        int rounded[4] = {};
+        UNROLL for (int r = v * 4 / GK; r < (v + 1) * 4 / GK; r++) UNROLL for (int c = 0; c < KC; c++) {
+          mma_bf16(s, one, one, one, one, all[h][r][c].x, all[h][r][c].y);
+          mma_u8_half(rounded, ones, ones, digits[h][r][c]);
         }
-      }
-      UNROLL for (int i = 0; i < 2; i++) {  // the owner of column 2t + i
-        const int owner = 8 * t + 4 * i;
-        scale[2 * h + i] = __shfl_sync(ALL, largest, owner) * (p.scale * (1.f / 127.f));
-        UNROLL for (int v = 0; v < GK; v++) {
-          sum[2 * h + i][v] = __shfl_sync(ALL, s[v], owner) * p.scale;
-          first[h][v][i] = (int)__float_as_uint(fmaf(__shfl_sync(ALL, lost[v], owner), MIDDLE, MAGIC));
+        UNROLL for (int i = 0; i < 2; i++) {
+          const float most = __shfl_sync(ALL, largest, 8 * t + 4 * i), lost = fmaf(
+              s[i], __shfl_sync(ALL, unit, 8 * t + 4 * i), -__int2float_rn(rounded[i]));
+          scale[2 * h + i] = most * (p.scale * (1.f / 127.f));
+          sum[2 * h + i][v] = s[i] * p.scale;
+          first[h][v][i] = (int)__float_as_uint(fmaf(lost, MIDDLE, MAGIC));
         }
       }
     }
@@ -153,6 +153,8 @@ typedef QueryChoice<QUERY || QUERY_BYTES ? QUERY : 1, MANY_ROWS>::type Query;
 
 // One tile of a warp: 32 tokens of one KV head, the first `valid` of which count.
 struct Tile {
+  // Whether a warp has read all of a tile before it multiplies weights and values, and others may overwrite it.
+  static constexpr bool EARLY = PARTS_V * ((VC + 1) / 2) == 1;
   static constexpr int K_LOADS = (KC + 1) / 2, V_LOADS = (VC + 1) / 2;  // of a part
   u32 k_offset[PARTS_K * K_LOADS], v_offset[PARTS_V * V_LOADS], affine_offset;
   DEV void place(int lane, int head, int group) {
@@ -175,12 +177,15 @@ struct Tile {
       UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;
   }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
-  DEV void compute(const Params& p, State& s, const Query8& q, const Sight& sight, u32 stage, int valid, bool,
-                   int lane) const {
+  DEV void compute(const Params& p, State& s, const Query8& q, const Sight& sight, u32 stage, u32 empty, int valid,
+                    bool, int lane) const {
     float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
         load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
     UNROLL for (int u = 0; u < 2; u++) scores(p, q, stage, u, k_scale, k_offs, x);
+    Codes codes[2];
+    if (EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
+    if (EARLY) arrive(empty);
     hide(p, sight, valid, lane, x);
     float top[NT], largest = v_scale[0][0];
     bool raise = false;
@@ -193,7 +198,9 @@ struct Tile {
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] -= s.m[n];
     u32 b[PAIRS][4][GV];
     weigh(s, x, v_scale, v_offs, lane, b);
-    UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
+    if (!EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
+    if (!EARLY) arrive(empty);
+    UNROLL for (int u = 0; u < 2; u++) values(s, b, codes[u], u);
   }
   // Logits of tokens that a row may not see become -infinity.
   DEV static void hide(const Params& p, const Sight& sight, int valid, int lane, float (&x)[NT][4]) {
@@ -235,12 +242,15 @@ struct Tile {
   }
   // The same for many rows. Logits are less the maxima so far, which `begin` makes zero for the first tile.
   template <class Q>
-  DEV void compute(const Params& p, State& s, const Q& q, const Sight& sight, u32 stage, int valid, bool first,
-                   int lane) const {
+  DEV void compute(const Params& p, State& s, const Q& q, const Sight& sight, u32 stage, u32 empty, int valid,
+                    bool first, int lane) const {
     float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
         load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
     UNROLL for (int u = 0; u < 2; u++) scores(p, s, q, stage, u, k_scale, k_offs, x);
+    Codes codes[2];
+    if (EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
+    if (EARLY) arrive(empty);
     hide(p, sight, valid, lane, x);
     float top[NT], largest = v_scale[0][0];
     bool raise = first;
@@ -261,7 +271,9 @@ struct Tile {
     }
     u32 b[PAIRS][4][GV];
     weigh(s, x, v_scale, v_offs, lane, b);
-    UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
+    if (!EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
+    if (!EARLY) arrive(empty);
+    UNROLL for (int u = 0; u < 2; u++) values(s, b, codes[u], u);
   }
   DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
     u32 w[GK + GV];
@@ -394,11 +406,11 @@ struct Tile {
       }
     }
   }
-  DEV void values(State& s, const u32 (&b)[PAIRS][4][GV], u32 stage, int u) const {
+  typedef u32 Codes[PARTS_V * V_LOADS][4];  // of 16 values
+  DEV void fetch(Codes& codes, u32 stage, int u) const {
     UNROLL for (int load = 0; load < PARTS_V * V_LOADS; load++) {
-      const int j = load % V_LOADS;
+      u32(&a)[4] = codes[load];
       const u32 at = stage + v_offset[load] + 16 * u * ROW_UNITS * 16;
-      u32 a[4];
       if constexpr (VC > 1)
         ldmatrix4_trans(a, at);
       else {
@@ -406,6 +418,12 @@ struct Tile {
         a[1] = a[0] >> 8;
         a[3] = a[2] >> 8;
       }
+    }
+  }
+  DEV void values(State& s, const u32 (&b)[PAIRS][4][GV], Codes& codes, int u) const {
+    UNROLL for (int load = 0; load < PARTS_V * V_LOADS; load++) {
+      const int j = load % V_LOADS;
+      u32(&a)[4] = codes[load];
       UNROLL for (int e = 0; e < (VC > 1 ? 2 : 1); e++) {
         UNROLL for (int i = 0; i < IN_BYTE_V; i++) {
           const u32 mask = fields<BITS_V>(0x00010001u, i);

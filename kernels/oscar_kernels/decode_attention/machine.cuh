@@ -31,7 +31,7 @@ DEV void load_once(uint4& x, const void* at) {
                : "l"(at));
 }
 // What is made of `x` is not made before.
-DEV void not_before(float2& x) { asm volatile("" : "+f"(x.x), "+f"(x.y)); }
+DEV void not_before(float& x) { asm volatile("" : "+f"(x)); }
 // The compiler does not work `x` out again where it is used.
 DEV void worked_out(const u8*& x) { asm("" : "+l"(x)); }
 
@@ -45,11 +45,9 @@ DEV u32 prmt(u32 a, u32 b, u32 s) {
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(s));
   return d;
 }
-// `sum` and the four signed bytes of x.
-DEV int add_bytes(u32 x, int sum) {
-  int d;
-  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(x), "r"(0x01010101), "r"(sum));
-  return d;
+// `low` and `high` become at most, and at least, the two numbers of x.
+DEV void take_in_bf16(u32& low, u32& high, u32 x) {
+  asm("min.bf16x2 %0, %0, %2; max.bf16x2 %1, %1, %2;" : "+r"(low), "+r"(high) : "r"(x));
 }
 DEV u32 transpose(u32 x) {
   u32 d;
@@ -119,6 +117,12 @@ DEV void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEV void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)), "r"(__float_as_uint(a3)),
+        "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 DEV void mma_f16_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"

@@ -12,87 +12,87 @@ constexpr int SLICES = DV > 128 ? DV / 64 : 1;
 template <int COUNT, int ROWS>
 struct Outputs {
   static constexpr int LINES = ROWS < 8 ? 8 : ROWS, TILES = DV / 16 / SLICES, SPLIT = COUNT / TILES,
-                       STEPS = (DV / 16 + SPLIT - 1) / SPLIT;
+                       STEPS = DV / 16 / SPLIT;
 };
 
-// Channel of row `at` of this block, if there is one.
-DEV void store_out(const Params& p, int head, int at, int rows, int channel, float x) {
+// A row of the batch, of `rows` of this block, in the tensor of outputs.
+DEV bool find_row(const Params& p, int head, int at, int rows, size_t& to) {
   const int row = blockIdx.x / SLICES * rows + at;
-  if (at >= rows || row >= p.batch * GROUP) return;
-  const size_t to = QueryRows(p, row / GROUP, head, 0)[row % GROUP] * DV + channel;
+  if (at >= rows || row >= p.batch * GROUP) return false;
+  to = QueryRows(p, row / GROUP, head, 0)[row % GROUP] * DV;
+  return true;
+}
+DEV void store_out(const Params& p, size_t to, float x) {
   if constexpr (QUERY == 2)
     static_cast<float*>(p.out)[to] = x;
   else
     static_cast<unsigned short*>(p.out)[to] = (unsigned short)(QUERY == 1 ? pack_f16(x, 0.f) : pack_bf16(x, 0.f));
 }
 
-// A tile of sixteen rows and columns of the partner, as A operands in bfloat16 halves when `split`.
-struct Halves {
-  float2 y[4];
-  u32 hi[4], lo[4];
-  DEV void load(const float* partner, int tile, int k, int lane) {
-    UNROLL for (int i = 0; i < 4; i++) {
-      const int row = 16 * tile + lane / 4 + 8 * (i & 1), column = 16 * k + 2 * (lane % 4) + 8 * (i >> 1);
-      y[i] = __ldg(reinterpret_cast<const float2*>(partner + (size_t)row * DV + column));
-    }
-  }
-  DEV void split() {
-    UNROLL for (int i = 0; i < 4; i++) {
-      not_before(y[i]);  // nothing waits for the loads until then
-      hi[i] = pack_bf16(y[i].x, y[i].y);
-      lo[i] = pack_bf16(y[i].x - low_bf16(hi[i]), y[i].y - high_bf16(hi[i]));
-    }
-  }
-};
+// The tensor cores cut thirteen bits off a float; half of them make that rounding, which is nothing beside that of an
+// output in bfloat16. What other outputs need of the rest is multiplied too.
+constexpr bool EXACT = QUERY != 0;
+constexpr u32 HALF = 0x1000, KEPT = 0xFFFFE000u;
+DEV float rounded(float x) { return __uint_as_float(__float_as_uint(x) + HALF); }
+DEV float rest(float x) { return x - __uint_as_float(__float_as_uint(x) + HALF & KEPT); }
 
-// What a warp multiplies, loaded before the kernel in front has ended.
+// What a warp multiplies: four neighbouring channels of rows g and g + 8 of a tile for each of its steps, loaded before
+// the kernel in front has ended.
 template <class OUT>
 struct Partner {
-  int tile, step;  // of output channels, and the first sixteenth of the sum
-  Halves all[OUT::STEPS];
+  int tile, first;  // of output channels, and the first channel of the sum
+  float all[OUT::STEPS][2][4];
   DEV Partner(const Params& p, int head, int warp, int lane)
-      : tile((int)(blockIdx.x % SLICES) * OUT::TILES + warp % OUT::TILES), step(warp / OUT::TILES) {
+      : tile((int)(blockIdx.x % SLICES) * OUT::TILES + warp % OUT::TILES),
+        first((OUT::SPLIT > 1 ? warp / OUT::TILES * OUT::STEPS * 16 : 0) + lane % 4 * 4) {
     if (!p.partner) return;
-    const float* from = p.partner + (p.partner_heads > 1 ? (size_t)head * DV * DV : 0);
-    UNROLL for (int i = 0; i < OUT::STEPS; i++) all[i].load(from, tile, min(step + i * OUT::SPLIT, DV / 16 - 1), lane);
-  }
-};
-
-// Merged rows as B operands, in bfloat16 halves: pairs of channels.
-template <int LINES>
-struct Merged {
-  u32 hi[LINES][DV / 2 + 4], lo[LINES][DV / 2 + 4];
-  DEV void set(int row, int pair, float x, float y) {
-    hi[row][pair] = pack_bf16(x, y);
-    lo[row][pair] = pack_bf16(x - low_bf16(hi[row][pair]), y - high_bf16(hi[row][pair]));
-  }
-};
-
-// out^T = partner o^T in bfloat16 halves: hi hi + (hi lo + lo hi). `spare` is memory that nobody reads any more once all
-// threads are here, or have multiplied.
-template <class OUT>
-DEV void undo(const Params& p, Partner<OUT>& partner, const Merged<OUT::LINES>& merged, float* spare, int head, int rows,
-              int warp, int lane) {
-  constexpr int TILES = OUT::TILES, SPLIT = OUT::SPLIT, LINES = OUT::LINES;
-  const int g = lane / 4, t = lane % 4;
-  float c[LINES / 8][4] = {}, d[LINES / 8][4] = {};
-  UNROLL for (int i = 0; i < OUT::STEPS; i++) {
-    const int k = partner.step + i * SPLIT;
-    if (k >= DV / 16) break;
-    partner.all[i].split();
-    const u32(&a)[4] = partner.all[i].hi, (&a_lo)[4] = partner.all[i].lo;
-    UNROLL for (int n = 0; n < LINES / 8; n++) {
-      u32 hi[2], lo[2];
-      UNROLL for (int j = 0; j < 2; j++) {
-        hi[j] = merged.hi[8 * n + g][8 * k + 4 * j + t];
-        lo[j] = merged.lo[8 * n + g][8 * k + 4 * j + t];
-      }
-      mma_bf16(c[n], a[0], a[1], a[2], a[3], hi[0], hi[1]);
-      mma_bf16(d[n], a[0], a[1], a[2], a[3], lo[0], lo[1]);
-      mma_bf16(d[n], a_lo[0], a_lo[1], a_lo[2], a_lo[3], hi[0], hi[1]);
+    const float* from =
+        p.partner + (p.partner_heads > 1 ? (size_t)head * DV * DV : 0) + (16 * tile + lane / 4) * DV + first;
+    UNROLL for (int i = 0; i < OUT::STEPS; i++) UNROLL for (int j = 0; j < 2; j++) {
+      const float4 x = __ldg(reinterpret_cast<const float4*>(from + 16 * i + 8 * j * DV));
+      all[i][j][0] = x.x, all[i][j][1] = x.y, all[i][j][2] = x.z, all[i][j][3] = x.w;
     }
   }
-  UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 4; i++) c[n][i] += d[n][i];
+  // Nothing waits for the loads until then.
+  DEV void round() {
+    UNROLL for (int i = 0; i < OUT::STEPS; i++) UNROLL for (int j = 0; j < 2; j++) UNROLL for (int k = 0; k < 4; k++) {
+      not_before(all[i][j][k]);
+      all[i][j][k] = rounded(all[i][j][k]);
+    }
+  }
+};
+
+// Merged rows. A float32 output needs what is left of a number behind its eleven bits for the tensor cores too.
+constexpr int PITCH = DV + 16;  // spreads loads of sixteen bytes over all banks
+template <int LINES>
+using Merged = float[LINES][PITCH];
+
+// c += a b, of eight channels, two of a lane; all are `rounded`, unless it is EXACT.
+DEV void multiply(float (&c)[4], const float (&a)[4], float b0, float b1) {
+  if constexpr (EXACT) {
+    mma_tf32(c, rest(a[0]), rest(a[1]), rest(a[2]), rest(a[3]), rounded(b0), rounded(b1));
+    mma_tf32(c, rounded(a[0]), rounded(a[1]), rounded(a[2]), rounded(a[3]), rest(b0), rest(b1));
+    mma_tf32(c, rounded(a[0]), rounded(a[1]), rounded(a[2]), rounded(a[3]), rounded(b0), rounded(b1));
+  } else {
+    mma_tf32(c, a[0], a[1], a[2], a[3], b0, b1);
+  }
+}
+
+// out^T = partner o^T. `spare` is memory that nobody reads any more once all threads have multiplied.
+template <class OUT>
+DEV void undo(const Params& p, const Partner<OUT>& partner, const Merged<OUT::LINES>& merged, float* spare, int head,
+              int rows, int warp, int lane) {
+  constexpr int TILES = OUT::TILES, SPLIT = OUT::SPLIT, LINES = OUT::LINES;
+  const int g = lane / 4, t = lane % 4;
+  float c[LINES / 8][4] = {};
+  UNROLL for (int i = 0; i < OUT::STEPS; i++) {
+    const float(&x)[4] = partner.all[i][0], (&y)[4] = partner.all[i][1];
+    UNROLL for (int n = 0; n < LINES / 8; n++) {
+      const float4 z = *reinterpret_cast<const float4*>(&merged[8 * n + g][partner.first + 16 * i]);
+      multiply(c[n], {x[0], y[0], x[1], y[1]}, z.x, z.y);
+      multiply(c[n], {x[2], y[2], x[3], y[3]}, z.z, z.w);
+    }
+  }
   if constexpr (SPLIT > 1) {
     __syncthreads();
     if (warp >= TILES)
@@ -103,8 +103,12 @@ DEV void undo(const Params& p, Partner<OUT>& partner, const Merged<OUT::LINES>& 
     UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < SPLIT - 1; j++)
         c[n][i] += spare[(warp + j * TILES) * 16 * LINES + 128 * n + 32 * i + lane];
   }
-  UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 4; i++)
-      store_out(p, head, 8 * n + 2 * t + (i & 1), rows, 16 * partner.tile + g + 8 * (i >> 1), c[n][i]);
+  UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 2; i++) {
+    size_t to;
+    if (!find_row(p, head, 8 * n + 2 * t + i, rows, to)) continue;
+    store_out(p, to + 16 * partner.tile + g, c[n][i]);
+    store_out(p, to + 16 * partner.tile + g + 8, c[n][i + 2]);
+  }
 }
 
 // Partial results of one query head of one request: those of its INT2 segments, then those of its window.
@@ -131,7 +135,7 @@ DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], in
   const u32 base = ((first + block * 2 * p.batch + 2 * b + kind - (kind ? before / GROUPS : 0)) * LEFT + warp) * GW +
                    query_head % GW;
   if (at < ROWS && lane % 2 == 0) {
-    parts[at].base[kind] = base;
+    parts[at].base[kind] = count ? base : 0;
     if (kind) {
       parts[at].split = before;
       parts[at].count = before + count;
@@ -186,11 +190,8 @@ struct RowSum {
   }
 };
 
-// A lane's channels of a partial result, or zeros.
-DEV void load_part(const Params& p, u32 at, bool valid, int lane, float2& stats, float (&y)[EACH]) {
-  stats = make_float2(NEVER, 0.f);
-  UNROLL for (int i = 0; i < EACH; i++) y[i] = 0.f;
-  if (!valid) return;
+// A lane's channels of a partial result.
+DEV void load_part(const Params& p, u32 at, int lane, float2& stats, float (&y)[EACH]) {
   stats = __ldcg(p.stats + at);
   const float* from = p.partial + (size_t)at * DV + lane * EACH;
   if constexpr (EACH == 2) {
@@ -204,7 +205,8 @@ DEV void load_part(const Params& p, u32 at, bool valid, int lane, float2& stats,
   }
 }
 
-// Every SHARE-th part of OWN rows, from `first` on, DEEP of each at a time.
+// Every SHARE-th part of OWN rows, from `first` on, DEEP of each at a time. Instead of a part behind the last one, that
+// one is read again and counts nothing.
 template <int DEEP, int SHARE, int OWN>
 DEV void sum_parts(const Params& p, const Parts (&parts)[OWN], int first, int lane, RowSum (&rows)[OWN]) {
   int most = 0;
@@ -212,12 +214,16 @@ DEV void sum_parts(const Params& p, const Parts (&parts)[OWN], int first, int la
   for (; first < most; first += DEEP * SHARE) {
     float2 stats[OWN][DEEP];
     float y[OWN][DEEP][EACH];
-    UNROLL for (int d = 0; d < DEEP; d++) UNROLL for (int j = 0; j < OWN; j++) {
-      const int part = first + d * SHARE;
-      load_part(p, parts[j][part], part < parts[j].count, lane, stats[j][d], y[j][d]);
+    UNROLL for (int d = 0; d < DEEP; d++) UNROLL for (int j = 0; j < OWN; j++)
+        load_part(p, parts[j][min(first + d * SHARE, max(0, parts[j].count - 1))], lane, stats[j][d], y[j][d]);
+    UNROLL for (int j = 0; j < OWN; j++) {
+      UNROLL for (int d = 0; d < DEEP; d++)
+          if (first + d * SHARE >= parts[j].count) stats[j][d].x = NEVER;
+      rows[j].add(stats[j], y[j]);
     }
-    UNROLL for (int j = 0; j < OWN; j++) rows[j].add(stats[j], y[j]);
   }
+  UNROLL for (int j = 0; j < OWN; j++)
+      if (parts[j].count == 0) rows[j] = RowSum();
 }
 
 // Learned sinks of a block's rows, in base 2.
@@ -239,19 +245,19 @@ DEV float normalizer(float m, float l, float sink) {
 }
 
 // Two channels of row `at`, which are outputs if there is no partner.
-template <int LINES>
-DEV void put(const Params& p, Merged<LINES>& merged, int head, int at, int rows, int pair, float x, float y) {
+DEV void put(const Params& p, float (&merged)[PITCH], int head, int at, int rows, int pair, float x, float y) {
+  size_t to;
   if (p.partner) {
-    merged.set(at, pair, x, y);
-  } else {
-    store_out(p, head, at, rows, 2 * pair, x);
-    store_out(p, head, at, rows, 2 * pair + 1, y);
+    *reinterpret_cast<float2*>(&merged[2 * pair]) = EXACT ? make_float2(x, y) : make_float2(rounded(x), rounded(y));
+  } else if (find_row(p, head, at, rows, to)) {
+    store_out(p, to + 2 * pair, x);
+    store_out(p, to + 2 * pair + 1, y);
   }
 }
 
 // Merges the sums of the SHARE warps that have a row, in `apart` and `weights`.
 template <int COUNT, int ROWS, int LINES>
-DEV void merge_shares(const Params& p, Merged<LINES>& merged, const float (&apart)[COUNT][DV < 128 ? 128 : DV],
+DEV void merge_shares(const Params& p, float (&merged)[LINES][PITCH], const float (&apart)[COUNT][DV < 128 ? 128 : DV],
                       const float (&weights)[COUNT][2], const float* sinks, int head, int lane) {
   constexpr int SHARE = COUNT / ROWS;
   for (int n = threadIdx.x; n < ROWS * DV / 2; n += COUNT * 32) {  // a warp has one row; lane i: warp i of the row
@@ -267,7 +273,7 @@ DEV void merge_shares(const Params& p, Merged<LINES>& merged, const float (&apar
       y[0] = fmaf(z, part.x, y[0]), y[1] = fmaf(z, part.y, y[1]);
     }
     const float factor = normalizer(top, sum, LEARNED ? sinks[at] : 0.f);
-    put(p, merged, head, at, ROWS, pair, y[0] * factor, y[1] * factor);
+    put(p, merged[at], head, at, ROWS, pair, y[0] * factor, y[1] * factor);
   }
 }
 
@@ -279,21 +285,21 @@ DEV void merge(const Params& p) {
   typedef Outputs<COUNT, ROWS> Out;
   constexpr int SHARE = COUNT > ROWS ? COUNT / ROWS : 1, OWN = ROWS > COUNT ? ROWS / COUNT : 1,
                 DEEP = SHARE > 1 ? 10 : 8 / OWN;
-  __shared__ Merged<Out::LINES> merged;
+  alignas(16) __shared__ Merged<Out::LINES> merged;
   __shared__ float apart[SHARE > 1 ? COUNT : 1][DV < 128 ? 128 : DV], weights[COUNT][2];
   __shared__ Parts parts[ROWS];
   __shared__ float sinks[LEARNED ? ROWS : 1];
   static_assert((COUNT - Out::TILES) * 16 * Out::LINES * 4 <= (SHARE > 1 ? sizeof(apart) : sizeof(merged)), "room");
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
   Partner<Out> partner(p, head, warp, lane);
-  for (int i = threadIdx.x; i < (Out::LINES - ROWS) * (DV / 2); i += COUNT * 32)
-    merged.set(ROWS + i / (DV / 2), i % (DV / 2), 0.f, 0.f);
+  for (int i = threadIdx.x; i < (Out::LINES - ROWS) * PITCH; i += COUNT * 32) (&merged[ROWS][0])[i] = 0.f;
   const bool planned = p.batch <= PLANNED;
   if (planned && warp < (ROWS + 7) / 8) {
     __shared__ int prefix[(ROWS + 7) / 8][2 * PLANNED + 1];
     plan_by_warp(p, prefix[warp], lane);
     find_parts<ROWS>(p, prefix[warp], parts, 8 * warp, head, lane);
   }
+  if (!EXACT && p.partner) partner.round();
   wait_for_previous();
   if (!planned && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
   if constexpr (LEARNED) load_sinks<ROWS>(p, sinks, head);
@@ -307,7 +313,8 @@ DEV void merge(const Params& p) {
     UNROLL for (int j = 0; j < OWN; j++) {
       const float factor = normalizer(sums[j].m, sums[j].l, LEARNED ? sinks[row + j] : 0.f);
       UNROLL for (int i = 0; i < EACH; i += 2)
-          put(p, merged, head, row + j, ROWS, (lane * EACH + i) / 2, sums[j].x[i] * factor, sums[j].x[i + 1] * factor);
+          put(p, merged[row + j], head, row + j, ROWS, (lane * EACH + i) / 2, sums[j].x[i] * factor,
+              sums[j].x[i + 1] * factor);
     }
   } else {
     UNROLL for (int i = 0; i < EACH; i++) apart[warp][lane * EACH + i] = sums[0].x[i];
@@ -320,5 +327,5 @@ DEV void merge(const Params& p) {
   }
   if (!p.partner) return;
   __syncthreads();
-  undo(p, partner, merged, SHARE > 1 ? apart[0] : reinterpret_cast<float*>(&merged), head, ROWS, warp, lane);
+  undo(p, partner, merged, SHARE > 1 ? apart[0] : merged[0], head, ROWS, warp, lane);
 }

@@ -87,12 +87,15 @@ DEV int swizzle(int token, int unit) {
 }
 
 // Channels `at .. at + 3` of the query, `at` a multiple of four.
+DEV uint2 query_words(const Params& p, size_t at) {
+  return __ldcg(reinterpret_cast<const uint2*>(static_cast<const unsigned short*>(p.query) + at));
+}
 DEV void query_four(const Params& p, size_t at, float (&x)[4]) {
   if constexpr (QUERY == 2) {
     const float4 y = __ldcg(reinterpret_cast<const float4*>(static_cast<const float*>(p.query) + at));
     x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
   } else {
-    const uint2 y = __ldcg(reinterpret_cast<const uint2*>(static_cast<const unsigned short*>(p.query) + at));
+    const uint2 y = query_words(p, at);
     x[0] = QUERY == 1 ? low_f16(y.x) : low_bf16(y.x), x[1] = QUERY == 1 ? high_f16(y.x) : high_bf16(y.x);
     x[2] = QUERY == 1 ? low_f16(y.y) : low_bf16(y.y), x[3] = QUERY == 1 ? high_f16(y.y) : high_bf16(y.y);
   }

@@ -20,7 +20,7 @@ DEV void shared_load(u32* x, u32 at) {
   memcpy(x, machine::at(at, 4 * N), 4 * N);
 }
 DEV void load_once(uint4& x, const void* at) { x = machine::load<uint4>(at); }
-DEV void not_before(float2&) {}
+DEV void not_before(float&) {}
 DEV void worked_out(const u8*&) {}
 
 DEV float ex2(float x) { return exp2f(x); }
@@ -62,10 +62,6 @@ inline float from_bfloat16(u16 x) { return __uint_as_float((u32)x << 16); }
 
 }  // namespace machine
 
-DEV int add_bytes(u32 x, int sum) {
-  for (int i = 0; i < 4; i++) sum += (signed char)(x >> 8 * i);
-  return sum;
-}
 DEV u32 transpose(u32 x) {
   const u32* all = machine::exchange(x, 4);
   const int row = machine::current % 32 / 4, column = machine::current % 4 * 2;
@@ -76,6 +72,10 @@ DEV u32 pack_f16(float lo, float hi) { return machine::float16(lo) | (u32)machin
 DEV u32 pack_bf16(float lo, float hi) { return machine::bfloat16(lo) | (u32)machine::bfloat16(hi) << 16; }
 DEV float low_bf16(u32 x) { return __uint_as_float(x << 16); }
 DEV float high_bf16(u32 x) { return __uint_as_float(x & 0xFFFF0000u); }
+DEV void take_in_bf16(u32& low, u32& high, u32 x) {
+  low = pack_bf16(fminf(low_bf16(low), low_bf16(x)), fminf(high_bf16(low), high_bf16(x)));
+  high = pack_bf16(fmaxf(low_bf16(high), low_bf16(x)), fmaxf(high_bf16(high), high_bf16(x)));
+}
 DEV float low_f16(u32 x) { return machine::from_float16(machine::half(x, 0)); }
 DEV float high_f16(u32 x) { return machine::from_float16(machine::half(x, 1)); }
 
@@ -111,6 +111,11 @@ struct BFloat16 {
   static constexpr int PER_WORD = 2;
   static float a(u32 x, int i) { return from_bfloat16(half(x, i)); }
   static float b(u32 x, int i) { return a(x, i); }
+};
+struct Tf32 {
+  static constexpr int PER_WORD = 1;
+  static float a(u32 x, int) { return __uint_as_float(x & 0xFFFFE000u); }
+  static float b(u32 x, int) { return a(x, 0); }
 };
 // Adds a product of 16 rows and 8 columns: words a[2 * part + (row >= 8)] and b[part] of lane 4 * (row % 8 or column) +
 // i have numbers of every part, as many of them as four words have. Sums are exact to rounding once.
@@ -164,6 +169,10 @@ DEV void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) 
 }
 DEV void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   machine::multiply<machine::BFloat16, float, 2>(c, {a0, a1, a2, a3}, {b0, b1}, 13);
+}
+DEV void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+  auto bits = __float_as_uint;
+  machine::multiply<machine::Tf32, float, 2>(c, {bits(a0), bits(a1), bits(a2), bits(a3)}, {bits(b0), bits(b1)}, 15);
 }
 DEV void mma_f16_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
   machine::multiply<machine::Float16, float, 1>(c, {a0, a1}, {b0}, 14);
