@@ -125,7 +125,6 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         measured = begin("bench serve", steps.bench_serve, on=beside) if beside else None
         compiled = pool.submit(steps.precompile, check)
         kernels = begin("kernel tests", steps.kernel_tests)
-        older = begin("kernel tests, code of older chips", cards.older_chip_tests)
         plain = begin("OscarCache in transformers", steps.in_transformers)
         chosen = begin("compute with defaults", steps.compute)
         experts = begin("pull --compute, mixture of experts", steps.compute_experts)
@@ -152,6 +151,8 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
             for one in cards.SERVED
         ]
         served = (*formats, moe, states, widths, trained, ngrams, own, both, windows, latents, host)
+        # they compile for a long time
+        older = begin("kernel tests, code of older chips", cards.older_chip_tests, plain, *served)
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
         other = begin("serve --engine vllm", steps.in_vllm, alone, on=beside or check)

@@ -335,7 +335,7 @@ def write_models(check: Check) -> None:
     change_config(write_architecture("gpt_oss", check.work / WINDOWED), **EVERY_EXPERT)
     small = ARCHITECTURES["deepseek_v3"]
     ARCHITECTURES[LATENT] = replace(small, values={**small.values, **OF_DEEPSEEK})
-    change_config(write_architecture(LATENT, check.work / LATENT), moe_layer_freq=1)
+    change_config(write_architecture(LATENT, check.work / LATENT), **SAID_BY_DEEPSEEK)
 
 
 HYBRID = "tiny-hybrid"
@@ -363,6 +363,8 @@ def serve_hybrid(check: Check) -> str:
 LATENT = "tiny-mla"
 OF_DEEPSEEK = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """A random DeepSeek-V3 with rows of its real width."""
+SAID_BY_DEEPSEEK = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+"""What SGLang reads in its files, and transformers does not write."""
 
 
 def serve_latents(check: Check) -> str:

@@ -196,7 +196,8 @@ def left(one: ServerRecord) -> Path:
 _PROGRAM = """
 import json, pathlib, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
-memory = {"token_slots": 9, "slot_bytes": 320, "request_rows": 2, "found_bytes": 1}
+memory = {"token_slots": 9, "slot_bytes": 320, "request_rows": 2, "found_bytes": 1,
+          "host_tokens": 0, "disk_bytes": 0}
 recipe = {"sink": 1, "recent": 2, "bits": "2", "k_clip": 0, "v_clip": 0}
 cache = {"bits_per_element": 2.5, "recipe": recipe, "memory": memory}
 PAGES = {
