@@ -153,8 +153,9 @@ typedef QueryChoice<QUERY || QUERY_BYTES ? QUERY : 1, MANY_ROWS>::type Query;
 
 // One tile of a warp: 32 tokens of one KV head, the first `valid` of which count.
 struct Tile {
-  // Whether a warp has read all of a tile before it multiplies weights and values, and others may overwrite it.
-  static constexpr bool EARLY = PARTS_V * ((VC + 1) / 2) == 1;
+  // Whether a warp has read all of a tile before it makes weights, and others may overwrite it. With many rows that is
+  // slower, and wide rows have no registers for it.
+  static constexpr bool EARLY = !MANY_ROWS && PARTS_V * ((VC + 1) / 2) == 1;
   static constexpr int K_LOADS = (KC + 1) / 2, V_LOADS = (VC + 1) / 2;  // of a part
   u32 k_offset[PARTS_K * K_LOADS], v_offset[PARTS_V * V_LOADS], affine_offset;
   DEV void place(int lane, int head, int group) {

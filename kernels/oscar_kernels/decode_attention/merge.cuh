@@ -135,7 +135,7 @@ DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], in
   const u32 base = ((first + block * 2 * p.batch + 2 * b + kind - (kind ? before / GROUPS : 0)) * LEFT + warp) * GW +
                    query_head % GW;
   if (at < ROWS && lane % 2 == 0) {
-    parts[at].base[kind] = count ? base : 0;
+    parts[at].base[kind] = base;
     if (kind) {
       parts[at].split = before;
       parts[at].count = before + count;
@@ -190,8 +190,11 @@ struct RowSum {
   }
 };
 
-// A lane's channels of a partial result.
-DEV void load_part(const Params& p, u32 at, int lane, float2& stats, float (&y)[EACH]) {
+// A lane's channels of a partial result, or zeros.
+DEV void load_part(const Params& p, u32 at, bool valid, int lane, float2& stats, float (&y)[EACH]) {
+  stats = make_float2(NEVER, 0.f);
+  UNROLL for (int i = 0; i < EACH; i++) y[i] = 0.f;
+  if (!valid) return;
   stats = __ldcg(p.stats + at);
   const float* from = p.partial + (size_t)at * DV + lane * EACH;
   if constexpr (EACH == 2) {
@@ -205,8 +208,7 @@ DEV void load_part(const Params& p, u32 at, int lane, float2& stats, float (&y)[
   }
 }
 
-// Every SHARE-th part of OWN rows, from `first` on, DEEP of each at a time. Instead of a part behind the last one, that
-// one is read again and counts nothing.
+// Every SHARE-th part of OWN rows, from `first` on, DEEP of each at a time.
 template <int DEEP, int SHARE, int OWN>
 DEV void sum_parts(const Params& p, const Parts (&parts)[OWN], int first, int lane, RowSum (&rows)[OWN]) {
   int most = 0;
@@ -214,16 +216,12 @@ DEV void sum_parts(const Params& p, const Parts (&parts)[OWN], int first, int la
   for (; first < most; first += DEEP * SHARE) {
     float2 stats[OWN][DEEP];
     float y[OWN][DEEP][EACH];
-    UNROLL for (int d = 0; d < DEEP; d++) UNROLL for (int j = 0; j < OWN; j++)
-        load_part(p, parts[j][min(first + d * SHARE, max(0, parts[j].count - 1))], lane, stats[j][d], y[j][d]);
-    UNROLL for (int j = 0; j < OWN; j++) {
-      UNROLL for (int d = 0; d < DEEP; d++)
-          if (first + d * SHARE >= parts[j].count) stats[j][d].x = NEVER;
-      rows[j].add(stats[j], y[j]);
+    UNROLL for (int d = 0; d < DEEP; d++) UNROLL for (int j = 0; j < OWN; j++) {
+      const int part = first + d * SHARE;
+      load_part(p, parts[j][part], part < parts[j].count, lane, stats[j][d], y[j][d]);
     }
+    UNROLL for (int j = 0; j < OWN; j++) rows[j].add(stats[j], y[j]);
   }
-  UNROLL for (int j = 0; j < OWN; j++)
-      if (parts[j].count == 0) rows[j] = RowSum();
 }
 
 // Learned sinks of a block's rows, in base 2.

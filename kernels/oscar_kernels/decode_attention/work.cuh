@@ -8,8 +8,8 @@
 
 // The ring of tiles. Tile k of a block uses stage k % STAGES; `full` is passed when its copies have landed, `empty`
 // when all warps have read it. Each tile is copied by one warp, in turn, AHEAD tiles before it is read; nothing else
-// keeps the warps together. Of a segment only FIRST tiles are asked for before the query, which waits behind them.
-constexpr int AHEAD = STAGES - 2, FIRST = 2;
+// keeps the warps together.
+constexpr int AHEAD = STAGES - 2;
 struct Ring {
   u32 shared, stage, round;
   DEV explicit Ring(u32 shared) : shared(shared), stage(0), round(0) {}
@@ -120,7 +120,7 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   u32 slot[TW];
   int mine = lo + warp;  // the tile that this warp copies next
   loader.fetch(mine, hi, slot, lane);
-  if (mine < min(lo + FIRST, hi)) {
+  if (mine < min(lo + AHEAD, hi)) {
     u32 later[TW];  // not behind the copies
     loader.fetch(mine + WARPS, hi, later, lane);
     loader.copy(p, ring.plus(warp), mine, slot, lane);
@@ -135,8 +135,8 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   q.load(p, rows, lane);
   tile.begin(s);
   for (int i = lo; i < hi; i++) {
-    if (mine <= i + AHEAD) {
-      if (mine < hi) loader.copy(p, ring.plus(mine - i), mine, slot, lane);
+    if (i + AHEAD == mine) {
+      if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
       mine += WARPS;
       loader.fetch(mine, hi, slot, lane);
     }
