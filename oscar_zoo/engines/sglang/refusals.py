@@ -7,7 +7,7 @@ Rows read plain attributes. One that a SGLang version does not have counts as un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,9 +126,15 @@ def check_layers(config: Any, others: str | None) -> None:
         )
 
 
-def check_latents(config: Any, others: str | None) -> None:
-    """Refuse what nobody has tried with a cache of latents. `others`: as for `check_layers`."""
+def check_latents(config: Any, others: str | None, bits: Collection[int] = (2,)) -> None:
+    """Refuse what nobody has tried with a cache of latents, whose codes have `bits`. `others`: as
+    for `check_layers`."""
     check_rows(config, LATENTS, UnsupportedModel)
+    if _get(config, "device") != "cpu" and set(bits) != {2}:
+        raise UnsupportedModel(
+            "the kernel for latents (MLA) reads codes of 2 bits, and this artifact has wider ones.",
+            hint="oscar-zoo compute --bits 2",
+        )
     if others is not None:
         raise UnsupportedModel(
             f"an INT2 KV cache of latents (MLA) does not go with layers that keep {others}.",

@@ -140,7 +140,8 @@ def check_model(model_config: Any, args: Any = None) -> None:
         others = geometry.other_layers(model_config)
         refusals.check_layers(args, others)
         if geometry.is_latent(model_config):
-            refusals.check_latents(server_arguments.resolved(args), others)
+            resolved, bits = server_arguments.resolved(args), served()[0].bits.k
+            refusals.check_latents(resolved, others, bits)
         if others == "windows" and refusals.has_draft_model(args):
             forward_batch.draft_model(args, args)
     latent, dims = geometry.is_latent(model_config), geometry.row_dims(model_config)

@@ -335,6 +335,9 @@ def test_latents_are_alone_in_a_model(others: str) -> None:
     refusals.check_latents(SimpleNamespace(**ON_CPU), None)
     with pytest.raises(UnsupportedModel, match=others):
         refusals.check_latents(SimpleNamespace(**ON_CPU), others)
+    refusals.check_latents(SimpleNamespace(**ON_CPU), None, (2, 4))
+    with pytest.raises(UnsupportedModel, match="codes of 2 bits"):
+        refusals.check_latents(SimpleNamespace(**ON_CPU | {"device": "cuda"}), None, (2, 4))
 
 
 @pytest.mark.parametrize("others", ["states", "windows"])
