@@ -72,6 +72,7 @@ class Told:
 
     def __init__(self, *slots: int, **info: Any) -> None:
         memory = {"slot_bytes": ELEMENTS * 9 // 32, "request_rows": 65, "found_bytes": 59 * GB}
+        memory |= {"host_tokens": 7, "disk_bytes": GB}
         recipe = {"sink": 64, "recent": 256, "bits": "2", "k_clip": 0.96, "v_clip": 0.92}
         cache = {"bits_per_element": 2.25, "recipe": recipe}
         workers = [{"oscar_int2": cache | {"memory": memory | {"token_slots": n}}} for n in slots]
@@ -97,6 +98,7 @@ def test_capacity_beside_that_of_a_plain_cache() -> None:
     assert facts["clip"] == {"k": 0.96, "v": 0.92}
     workers = Told(100, 200).facts
     assert (workers["capacity"], workers["requests"]) == (300, 128)
+    assert (workers["host_tokens"], workers["disk_bytes"]) == (14, GB)
     assert workers["plain_capacity"] == 2 * 400_119
     assert Told(16384, max_total_tokens=16384).facts["plain_capacity"] is None
 
