@@ -339,8 +339,8 @@ def latent_advice(name: str) -> str | None:
     if _LATENT_NAMES.fullmatch(name) is None:
         return None
     return (
-        "it has multi-head latent attention (MLA), which is not served. Its folder is enough for"
-        " compute, verify and eval: docs/mla.md"
+        "it has multi-head latent attention (MLA). Its folder is enough for compute, verify and"
+        " eval; what is served: docs/mla.md"
     )
 
 

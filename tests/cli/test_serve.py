@@ -458,7 +458,7 @@ def test_a_server_in_the_background_from_start_to_stop(rotation: Path, tmp_path:
         (held,) = re.findall(told, log)
         assert int(held[0]) * TOKEN_BYTES == pytest.approx(2e9, rel=1e-3)
         assert (row["host_tokens"], row["disk_bytes"]) == (int(held[0]), 0)
-        assert f"{int(held[0]):,} more in its memory" in block["Host"]
+        assert f"{int(held[0]):,} more tokens" in block["Host"]
         assert int(held[1]) == int(0.05 * 2e9 / (64 * ROW_BYTES))
     finally:
         stopped = oscar_zoo(tmp_path, "stop", "my-model")

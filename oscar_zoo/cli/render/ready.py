@@ -29,7 +29,7 @@ def print_ready(ready: ReadyServer, *, stop: str, new_key: bool = False) -> None
             f" {ready.windows['recent']} tokens uncompressed"
         ),
         "Capacity": f"{ready.capacity:,} tokens{more}, {ready.requests} requests at a time",
-        "Host": f"{ready.host_tokens:,} more in its memory{files}" if ready.host_tokens else None,
+        "Host": f"{ready.host_tokens:,} more tokens{files}" if ready.host_tokens else None,
         "Drafts": ready.drafts,
         "Ready": f"{ready.url}   ({ready.seconds:.0f} s)   stop with {stop}",
         "Try": ready.curl,

@@ -202,7 +202,7 @@ def check_words(words: Sequence[str]) -> dict[str, str]:
         raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")
     if DRAFTS in given and not _have_drafts(given[DRAFTS]):
         raise UsageError(
-            f"{DRAFTS} {given[DRAFTS]} is not about drafts of n-grams or EAGLE3: {NOT_BUILT}.",
+            f"{DRAFTS} {given[DRAFTS]} has no n-grams and no model of EAGLE3: {NOT_BUILT}.",
             hint=f"{DRAFTS}={json.dumps(NGRAMS)!r}",
         )
     return given

@@ -157,6 +157,9 @@ class UserFlags:
         )
 
 
+EVENTS_HERE = '--kv-events-config=\'{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:5557"}\''
+
+
 def check_extra_flags(extra: Sequence[str]) -> None:
     """Refuse engine flags that would open the server or replace what `serve` guarantees, and
     abbreviations that the engine's parser would complete to one."""
@@ -168,10 +171,10 @@ def check_extra_flags(extra: Sequence[str]) -> None:
         name = token.split("=", 1)[0].replace("_", "-")
         reason = _reason_against(name)
         value = token.partition("=")[2] or " ".join(extra[place + 1 : place + 2])
-        if reason is not None and not (name == "--kv-events-config" and _stays_here(value)):
-            raise UsageError(
-                f"{name} is not allowed after --: {reason}.", hint="try: oscar-zoo serve --help"
-            )
+        events = name == "--kv-events-config"
+        if reason is not None and not (events and _stays_here(value)):
+            hint = EVENTS_HERE if events else "try: oscar-zoo serve --help"
+            raise UsageError(f"{name} is not allowed after --: {reason}.", hint=hint)
 
 
 def _stays_here(text: str) -> bool:
