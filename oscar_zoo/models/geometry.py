@@ -58,7 +58,7 @@ def model_block(
     refuse_other_caches(config, text, model_id)
     heads = _required(text, "num_attention_heads", model_id)
     layers = _attention_layers(text, model_id)
-    rotary_key = number(text, "qk_rope_head_dim") if is_latent(text) else None
+    rotary_key = _required(text, "qk_rope_head_dim", model_id) if is_latent(text) else None
     if rotary_key is None:
         head_dim, num_kv_heads = _full_shape(text, model_id, heads, layers[0])
         v_head_dim = getattr(text, "v_head_dim", None) or head_dim

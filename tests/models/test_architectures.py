@@ -98,7 +98,7 @@ def test_a_refusal_is_one_sentence_before_weights_are_read(name: str, tmp_path: 
     ("written", "said"),
     [
         ({"model_type": "of_its_own", "auto_map": {"AutoConfig": "a.B"}}, "code that ships with a"),
-        ({"model_type": "kimi_linear", "kv_lora_rank": 512}, r"\(kimi_linear\) is of a model type"),
+        ({"model_type": "of_nobody", "kv_lora_rank": 512}, r"\(of_nobody\) is of a model type"),
         ({"model_type": "mamba2"}, "has no attention"),
     ],
 )
