@@ -266,10 +266,12 @@ def _with_weights(name: str, model: Path) -> Path:
 def sentence(message: str, hint: str | None) -> str:
     """What a user is told, with `it` in place of the folder and the type of the model."""
     said = re.sub(r"^(model|served) \(\w+\) ", "it ", message.removesuffix(".") + ".")
+    said = re.sub(r"^oscar-zoo cannot serve \w+ \(\w+\) on a CPU: ", "", said)
     said = re.sub(r"\bmodel \(\w+\) ", "it ", said)
     # of such a small model these figures mean nothing
     said = re.sub(r"\d+ bytes (per token and layer) in place of \d+", r"fewer bytes \1", said)
     instead = (hint or "").removesuffix(".").removeprefix("instead: ")
+    instead = re.sub(r"^(.* oscar-zoo info) \w+$", r"\1 NAME", instead)
     return f"{said} Instead: {instead}." if instead else said
 
 

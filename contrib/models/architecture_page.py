@@ -113,9 +113,10 @@ def _line(name: str, row: Row) -> str:
 
 
 def _outcome(row: Row, column: str) -> Outcome:
-    """What `config.json` alone refuses is refused on any device."""
+    """What `config.json` alone refuses is refused on any device, but for what needs a GPU."""
     attempt: Attempt = getattr(row, column)
     refused = column == "gpu" and attempt == NOT_TRIED and row.serve.outcome == "refused"
+    refused = refused and "on a GPU only" not in row.serve.said
     return "refused" if refused else attempt.outcome
 
 

@@ -108,6 +108,11 @@ class Geometry(Spec):
         """Channels of a row of K and of a row of V."""
         return self.head_dim, self.v_head_dim
 
+    @property
+    def row_dims(self) -> tuple[int, int]:
+        """Channels that a cache stores of a head: of K and of V, or of a latent and of its key."""
+        return self.head_dim, self.rotary_key or self.v_head_dim
+
     def difference(self, other: Geometry) -> str | None:
         for name in Geometry.model_fields:
             mine, theirs = getattr(self, name), getattr(other, name)

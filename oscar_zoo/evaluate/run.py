@@ -178,7 +178,7 @@ def compare(
     exact = exact_predictions(model, scored, tick=tick)
     recall = digits, replace(digits, unit="answer")
     elements = len(model.block.attention_layers) * model.block.num_kv_heads
-    elements *= sum(model.block.head_dims)
+    elements *= sum(model.block.row_dims)
     rows: list[AgainstRow] = []
     base: Measurement | None = None
     for choice, cache in [(None, None), *caches]:

@@ -327,29 +327,12 @@ LATENT = "kv_lora_rank"
 """The key of models with multi-head latent attention: the channels of a latent."""
 
 
-_LATENT_NAMES = re.compile(
-    r"(.*/)?(deepseek-(v[23](?!\d)|r1(?!-distill))|kimi-k2|glm-(4\.7-flash|5)(?!\d)).*",
-    re.IGNORECASE,
-)
-"""Models of which most people know the name alone."""
-
-
-def latent_advice(name: str) -> str | None:
-    """What to do with a model that has latents by its name; `None` for any other."""
-    if _LATENT_NAMES.fullmatch(name) is None:
-        return None
-    return (
-        "it has multi-head latent attention (MLA). Its folder is enough for compute, verify and"
-        " eval; what is served: docs/mla.md"
-    )
-
-
 def is_latent(text: Any) -> bool:
     return number(text, LATENT) > 0
 
 
-def refuse_latents(text: Any, model_id: str) -> None:
-    """Refuse a model with multi-head latent attention where a cache is served."""
+def refuse_latents(text: Any, model_id: str, why: str = "serving them here is not built") -> None:
+    """Refuse a model with multi-head latent attention where no cache of latents is served."""
     if not is_latent(text):
         return
     rank, rope = number(text, LATENT), number(text, "qk_rope_head_dim")
@@ -357,7 +340,7 @@ def refuse_latents(text: Any, model_id: str) -> None:
     raise UnsupportedModel(
         f"{model_id} ({getattr(text, 'model_type', 'of no type')}) uses multi-head latent attention"
         f" (MLA): codes of 2 bits would store {small} bytes per token and layer in place of"
-        f" {2 * (rank + rope)}, and serving them here is not built.",
+        f" {2 * (rank + rope)}, and {why}.",
         hint=f"{STOCK}; compute, verify and eval work with it, and docs/mla.md has figures",
     )
 

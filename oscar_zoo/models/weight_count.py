@@ -14,7 +14,15 @@ from statistics import fmean
 from typing import Any
 
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.geometry import OUTPUT_GATE, experts, layer_count, layer_kinds, number
+from oscar_zoo.models.geometry import (
+    LATENT,
+    OUTPUT_GATE,
+    experts,
+    is_latent,
+    layer_count,
+    layer_kinds,
+    number,
+)
 from oscar_zoo.models.other_layers import BOTH, state_shape
 
 _BF16 = 16.0
@@ -247,6 +255,13 @@ def mixer_numbers(text: Any, layers: int) -> int | None:
 def _attention(text: Any) -> int:
     """Queries, keys, values and output; a gate of the output is as large as the queries."""
     hidden, heads = number(text, "hidden_size"), number(text, "num_attention_heads")
+    if is_latent(text):
+        rank, rope = number(text, LATENT), number(text, "qk_rope_head_dim")
+        plain, value = number(text, "qk_nope_head_dim"), number(text, "v_head_dim")
+        between = number(text, "q_lora_rank")
+        queries = heads * (plain + rope)
+        queries = between * (hidden + queries) if between else hidden * queries
+        return queries + hidden * (rank + rope) + heads * (rank * (plain + value) + value * hidden)
     width = number(text, "head_dim") or hidden // heads
     gated = getattr(text, "attn_output_gate", None)
     if gated is None:

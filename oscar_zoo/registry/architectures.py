@@ -54,6 +54,7 @@ TINY_GPU = Answer(tested="a tiny random model on an H100 and an H200")
 TINY_H200 = Answer(tested="a tiny random model on an H200")
 DUMMY_H200 = Answer(tested="dummy weights on an H200")
 UNTRIED = Answer()
+GPU_ALONE = Answer(reason="latents (MLA) are served on a GPU only")
 NEEDS_CUDA = Answer(reason="SGLang itself needs CUDA for this model")
 LANGUAGE_ALONE = Answer(
     reason="SGLang reads the two head sizes of its layers from the configuration of a whole Gemma 4"
@@ -95,6 +96,7 @@ ARCHITECTURES = (
         TINY_H200,
     ),
     _row("gpt_oss", TINY, TINY, TINY, DUMMY_H200),
+    _row("deepseek_v2 deepseek_v3", TINY, TINY, GPU_ALONE, UNTRIED),
     _row("olmo3", TINY, TINY, TINY, UNTRIED),
     _row("gemma2", TINY, TINY, NEEDS_CUDA, UNTRIED),
     _row("gemma4_text", TINY, TINY, LANGUAGE_ALONE, LANGUAGE_ALONE),

@@ -39,7 +39,6 @@ from oscar_zoo.errors import (
     RevisionNotFound,
     UsageError,
 )
-from oscar_zoo.models.geometry import latent_advice
 from oscar_zoo.next_step import Compute, SuggestedPath
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.arguments import command_line, option_words
@@ -112,8 +111,6 @@ def choose_model(model: str | Path) -> ModelChoice:
     error = PathNotFound(f"no model is called {model!r}.")
     if os.path.isdir(model):  # noqa: PTH112 (any text: no errors)
         error.advise(f"did you mean the folder {path_text(path)}, which has no config.json?")
-    elif advice := latent_advice(model):
-        error.advise(advice)
     elif close := Catalog.packaged().close_matches(model):
         error.suggestions = tuple(close)
     else:

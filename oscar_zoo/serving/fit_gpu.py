@@ -27,7 +27,6 @@ from oscar_zoo.engines.sglang.launch.preflight import host_cache_flag
 from oscar_zoo.engines.sglang.sizing import Layout, check_heads, splits
 from oscar_zoo.engines.vllm.command import check_built
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel, UsageError
-from oscar_zoo.models.geometry import latent_advice
 from oscar_zoo.models.other_layers import OtherLayers
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.hubs.address import Sources
@@ -207,7 +206,7 @@ def run(params: FitGpuParams) -> FitReport:
     rules = RULES[params.engine]
     gpus = count or needs.gpus
     if params.engine == "vllm":
-        check_built(name, others=needs.other != OtherLayers())
+        check_built(name, needs.geometry, others=needs.other != OtherLayers())
     check_heads(name, needs.geometry, Layout(tp=gpus), option="--tp {}")
     context = params.context or min(CONTEXT, needs.longest or CONTEXT)
     limit = None if needs.longest is None else max(needs.longest, context)
@@ -302,8 +301,7 @@ def subject_of(text: str) -> tuple[str, Needs, str | None, str | None]:
     if needs is None:
         raise UsageError(
             f"the shapes of {choice.name} are not known here.",
-            hint=latent_advice(choice.name)
-            or f"{fetch_config(choice.source)}, or give the folder that holds it",
+            hint=f"{fetch_config(choice.source)}, or give the folder that holds it",
         )
     entry = served_entry(Reference(choice.name))
     manifest = entry.manifest if entry is not None else None

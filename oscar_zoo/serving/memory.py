@@ -15,7 +15,6 @@ from oscar_zoo.engines.sglang.capacity import BF16_BYTES, USABLE, Planner, cache
 from oscar_zoo.engines.sglang.sizing import Layout, usual_requests
 from oscar_zoo.models import hardware
 from oscar_zoo.models.config_file import ConfigFile, geometry_of_folder
-from oscar_zoo.models.geometry import refuse_latents
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import OtherLayers, other_layers
 from oscar_zoo.models.weight_count import quantization, weights_of_config, weights_of_name
@@ -68,7 +67,6 @@ def needs_of_choice(choice: ModelChoice) -> Needs | None:
     if local is None:
         return None if recipe is None else needs_of_recipe(recipe)
     config = ConfigFile.of_folder(local)
-    refuse_latents(config.get_text_config(), choice.model_id)
     geometry = geometry_of_folder(local, choice.model_id, config)
     stored, _ = stored_weights(local, config)
     counted = weights_of_config(config)
@@ -165,8 +163,6 @@ def estimate_memory(
     seen = hardware.visible(hardware.gpus()) if gpu_memory is None else ()
     kinds = dict.fromkeys((card.name, card.memory) for card in seen)
     cards = [*kinds] if gpu_memory is None else [("GPU", gpu_memory)]
-    if any("latent" in one.recipe.requires for one in manifests):
-        return None  # no server caches them
     if recipe is not None:
         needs = needs_of_recipe(recipe)
         alike = manifests and all(one.recipe == manifests[0].recipe for one in manifests)

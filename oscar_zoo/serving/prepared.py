@@ -37,7 +37,6 @@ from oscar_zoo.engines.vllm.command import NGRAMS
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, check_cache
-from oscar_zoo.models.geometry import refuse_latents
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import UNTRIED, MtpLayers, kept_by_others, mtp_layers
 from oscar_zoo.models.weight_files import stored_names
@@ -204,7 +203,8 @@ def prepare(
     if device == "cuda" and prepared.in_half and size.dtype in (None, "auto", "half", "float16"):
         said = f"{choice.name} runs in float16; the kernels for it are slower, and vLLM has none."
         observer.note(Note("serve.dtype", f"{said} Add: -- --dtype=bfloat16", kind="warning"))
-    if fitting.geometry is not None and fitting.geometry.rotary_key and device == "cuda":
+    latent = fitting.geometry is not None and fitting.geometry.rotary_key
+    if latent and (params.engine, device) == ("sglang", "cuda"):
         said = "serving latents (MLA) was tried on a CPU only: docs/mla.md"
         observer.note(Note("serve.latents", said, kind="warning"))
     return prepared
@@ -235,8 +235,6 @@ def check_served(
     config = ConfigFile.kept(choice.source, revision)
     if config is not None:
         refusals.check_config(config, choice.model_id)
-        if device == "cpu":  # for tests alone
-            refuse_latents(config.get_text_config(), choice.model_id)
     kind = choice.recipe.model_type if choice.recipe else getattr(config, "model_type", None)
     known = architecture(str(kind))
     if known is None:

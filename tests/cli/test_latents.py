@@ -50,8 +50,8 @@ def test_from_a_model_to_figures(cli: Cli, made: Path, tmp_path: Path) -> None:
     shape = manifest.model
     assert (shape.num_kv_heads, shape.head_dim, shape.v_head_dim, shape.rotary_key) == (
         1,
-        64,
-        64,
+        128,
+        128,
         32,
     )
     assert [one.path for one in manifest.files_of("latent_rotation")] == ["latent_rotation_wush.pt"]
@@ -61,12 +61,12 @@ def test_from_a_model_to_figures(cli: Cli, made: Path, tmp_path: Path) -> None:
     assert (found["level"], found["grade"]) == ("statistics", "fp64")
     said = {check["name"]: check["detail"] for check in found["checks"]}
     assert "keys and values at once" in said["roles"]
-    assert said["model"].endswith("latents of 64 channels and rotary keys of 32")
+    assert said["model"].endswith("latents of 128 channels and rotary keys of 32")
 
     report = cli.json(0, "eval", artifact, "--model", made / "model", *SHORT)
     rows = {row["cache"]: row for row in report["rows"]}
     assert {"bf16", "int2", "artifact"} <= rows.keys()
-    bits = (64 * 2.5 + 32 * 16) / 96
+    bits = (128 * 2.25 + 32 * 16) / 160
     assert rows["artifact"]["bits_per_element"] == pytest.approx(bits)
     assert manifest.bits_per_element == pytest.approx(bits)
     assert rows["artifact"]["perplexity"] == pytest.approx(rows["bf16"]["perplexity"], rel=0.2)
@@ -81,14 +81,17 @@ def test_another_method_from_the_moments(cli: Cli, made: Path, tmp_path: Path) -
     assert "hadamard, oscar, wush" in cli.refused(2, "fit", moments, "--method", "oscar-exact")
 
 
-NOT_BUILT = "multi-head latent attention (MLA): codes of 2 bits would store 84 bytes per token and"
+ON_A_GPU = "latents (MLA) are served on a GPU only"
+NOT_BUILT = "multi-head latent attention (MLA): codes of 2 bits would store 100 bytes per token and"
 REFUSED = {
-    "serve ARTIFACT --model MODEL --device cpu": (1, NOT_BUILT),
-    "fit-gpu MODEL --memory 24GiB": (1, NOT_BUILT),
+    "serve ARTIFACT --model MODEL --device cpu": (1, ON_A_GPU),
+    "fit-gpu MODEL --memory 24GiB --tp 2": (2, "cannot share the latents (MLA)"),
+    "fit-gpu MODEL --memory 24GiB --engine vllm": (1, "latents (MLA)"),
+    "serve ARTIFACT --model MODEL --device cuda --engine vllm --print": (1, "latents (MLA)"),
     "eval ARTIFACT --model MODEL --engine transformers --device cpu": (1, NOT_BUILT),
     "eval ARTIFACT --model MODEL --against fp8": (2, "this model caches latents (MLA)"),
     "eval ARTIFACT --model MODEL --clip 0.9,0.8 --device cpu": (2, "keys and values at once"),
-    "compute MODEL --method wush --bits 6": (2, "a budget from 7 to 8.33333, or auto"),
+    "compute MODEL --method wush --bits 6.7": (2, "a budget from 5 to 6.6, or auto"),
     "compute MODEL --method wush-tuned": (2, "wush-tuned is not for latents (MLA)"),
     "compute MODEL --method wush --clip 0.9,0.8": (2, "keys and values at once"),
     "compute MODEL --method wush --seq-len 128": (2, "a sequence length of 322 or more"),

@@ -80,8 +80,9 @@ def test_a_budget_raises_what_gains_most(result: ComputeResult) -> None:
 def test_a_layer_of_latents_gets_the_same_bits_on_both_sides(tmp_path: Path) -> None:
     latents = write_architecture("deepseek_v3", tmp_path / "latents", dtype="float32")
     recipe = RECIPE.model_copy(update={"clip": Clip(k=0, v=0, algorithm="none")})
-    # Latents of 64 channels, 4 or 6 bits with their scales, beside 32 of 16 bits.
-    target, budget = tmp_path / "a", (64 * 5 + 32 * 16) / 96
+    # Latents of 128 channels, 4 or 6 bits with their scales, beside 32 of 16 bits.
+    target, recipe = tmp_path / "a", recipe.model_copy(update={"group_size": 128})
+    budget = (128 * 3.25 + 32 * 16) / 160
     made = compute_artifact(options(latents, target, budget, method="hadamard", recipe=recipe))
     widths, found = made.manifest.recipe.widths, block(made)
     assert widths is not None and widths.k == widths.v

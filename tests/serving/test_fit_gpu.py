@@ -516,3 +516,31 @@ def test_weights_are_counted_from_what_recipes_know() -> None:
     assert fit_gpu("Qwen3.5-0.8B", 8 * GB).weights.nbytes == 1.6 * GB
     assert fit_gpu("Falcon-H1-7B-Instruct", 24 * GB).weights.nbytes > 15 * GB
     assert fit_gpu("tiny-qwen3", GB).weights == fit_gpu("tiny-qwen3-hard", GB).weights
+
+
+LATENTS = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 2048,
+    "vocab_size": 102400, "num_hidden_layers": 27, "num_attention_heads": 16, "v_head_dim": 128,
+    "num_key_value_heads": 16, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128, "q_lora_rank": None, "topk_method": "greedy",
+}  # fmt: skip
+"""DeepSeek-V2-Lite's shapes, which has 15.7 billion parameters."""
+
+
+def test_latents_have_one_row_with_codes_and_one_in_16_bits(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LATENTS))
+    report = fit_gpu(str(tmp_path), memory="80GiB")
+    assert report.weights.nbytes == pytest.approx(2 * 15.706e9, rel=0.002)
+    assert {kind: cache.token for kind, cache in kinds(report).items()} == {
+        "BF16": 27 * 2 * 576,
+        "FP8": 27 * 576,
+        "INT2": 27 * (512 // 4 + 4 * 4 + 2 * 64),
+    }
+    assert kinds(report)["INT2"].ring == 27 * 2 * 576 * 256
+    assert report.not_served is None and report.fitting_gpus == 1
+    queries = {**LATENTS, "q_lora_rank": 1536}
+    more = weights_of_config(ConfigFile(queries))
+    assert more is not None
+    assert more - report.weights.nbytes == 2 * 27 * (1536 * (2048 + 16 * 192) - 2048 * 16 * 192)

@@ -27,7 +27,9 @@ __all__ = [
 
 def write_config(name: str, folder: Path) -> Path:
     """`config.json` alone, for what is decided before weights are read."""
-    ARCHITECTURES[name].configuration().save_pretrained(folder)
+    tiny = ARCHITECTURES[name]
+    tiny.configuration().save_pretrained(folder)
+    change_config(folder, architectures=[tiny.hub_class or f"{tiny.config}ForCausalLM"])
     return folder
 
 

@@ -68,7 +68,7 @@ LINEAR: Values = {
 }  # fmt: skip
 """Checkpoints on hubs give the interval, which SGLang reads, and some the list too."""
 LATENT: Values = {
-    "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 32,
+    "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 128, "qk_rope_head_dim": 32,
     "qk_nope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1,
 }  # fmt: skip

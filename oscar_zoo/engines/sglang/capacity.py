@@ -92,7 +92,7 @@ def caches(
     geometry: Geometry, serving: ServingRecipe, layout: Layout, other: OtherLayers | None = None
 ) -> tuple[Cache, ...]:
     other = other or OtherLayers()
-    dims = geometry.head_dims
+    dims = geometry.row_dims
     layers, heads = len(geometry.attention_layers), geometry.num_kv_heads
 
     def token(itemsize: int) -> int:
@@ -120,15 +120,17 @@ def caches(
 def stored_bits(geometry: Geometry, serving: ServingRecipe) -> float:
     """Bits of an element of an INT2 cache in a server, its share of scales and offsets included,
     on average."""
-    elements = sum(geometry.head_dims) * len(geometry.attention_layers)
+    elements = sum(geometry.row_dims) * len(geometry.attention_layers)
     return 8 * code_bytes(geometry, serving) / elements
 
 
 def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
     """Bytes of a token's rows of codes with scales, of K and V in all layers of one head. Scales
-    have 16 bits in a server, whatever type the recipe names."""
+    have 16 bits in a server, whatever type the recipe names, and so have rotary keys."""
     roles: tuple[tuple[Role, int], ...] = (("k", geometry.head_dim), ("v", geometry.v_head_dim))
-    return sum(
+    roles = roles[:1] if geometry.rotary_key else roles
+    exact = BF16_BYTES * (geometry.rotary_key or 0) * len(geometry.attention_layers)
+    return exact + sum(
         row_bytes(
             QuantSpec(
                 dim, group_channels(dim, serving.group_size), bits=serving.code_bits(role, index)

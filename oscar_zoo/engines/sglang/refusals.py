@@ -66,8 +66,15 @@ def check_config(config: ConfigFile, model_id: str) -> None:
     """Refuse a model by its `config.json`, before SGLang reads it; the part about the language
     model comes first. What `compute` and `eval` refuse is refused here in the same sentence."""
     check_cache(config, model_id)
-    if not _has_served_latents(config.get_text_config()):
-        refuse_latents(config.get_text_config(), model_id)
+    text = config.get_text_config()
+    if not _is_a(*LATENT_TYPES)(text):
+        refuse_latents(text, model_id)
+    elif (
+        number(text, LATENT) not in LATENT_WIDTHS
+        or number(text, "num_attention_heads") > MOST_LATENT_HEADS
+    ):
+        widths = "latents of 128, 256 or 512 channels and 128 heads at most"
+        refuse_latents(text, model_id, f"kernels here take {widths}")
     for part in (config.get_text_config(), config):
         check_rows(part, CONFIG + MISREAD, UnsupportedModel)
     check_rows(config, WHOLE, UnsupportedModel)
@@ -83,12 +90,6 @@ def check_config(config: ConfigFile, model_id: str) -> None:
             f"the config.json of {model_id} has no architectures, and SGLang chooses by them.",
             hint='add them as the model has them on its hub: "architectures": ["..."]',
         )
-
-
-def _has_served_latents(text: Any) -> bool:
-    heads = number(text, "num_attention_heads")
-    fits = number(text, LATENT) in LATENT_WIDTHS and heads <= MOST_LATENT_HEADS
-    return fits and _is_a(*LATENT_TYPES)(text)
 
 
 def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -> None:

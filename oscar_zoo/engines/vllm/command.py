@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from oscar_zoo import children
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, ServeOptions
@@ -103,7 +104,7 @@ class CommandOfVllm:
             words = (f"{DRAFTS}={json.dumps(NGRAMS)}", *words)
         config, geometry = prepared.config, prepared.geometry
         kept = config and geometry and kept_by_others(config.get_text_config(), geometry)
-        check_built(chosen.model, others=kept == "states")
+        check_built(chosen.model, geometry, others=kept == "states")
         asked = given.get(REQUESTS)
         if asked is None:
             sizes = chosen.device, chosen.gpu, chosen.tensor_parallel, prepared.flags.sizes()
@@ -219,11 +220,12 @@ def _have_drafts(text: str) -> bool:
     return asked.keys() <= allowed and ("model" in asked) == ("model" in allowed)
 
 
-def check_built(model: str, *, others: bool) -> None:
-    """Refuse a model with `others` than layers with full attention."""
-    if others:
+def check_built(model: str, geometry: Geometry | None, *, others: bool) -> None:
+    """Refuse a model that caches latents, or with `others` than layers with full attention."""
+    if others or (geometry and geometry.rotary_key):
+        what = "layers without full attention" if others else "latents (MLA)"
         raise UnsupportedModel(
-            f"{model} has layers without full attention: {NOT_BUILT}.",
+            f"{model} has {what}: {NOT_BUILT}.",
             hint="serve it with SGLang: leave out --engine",
         )
 

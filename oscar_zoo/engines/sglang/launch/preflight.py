@@ -67,7 +67,7 @@ class ServerDemand:
         return self.layout.token_bytes(
             layers=len(self.geometry.attention_layers),
             num_kv_heads=self.geometry.num_kv_heads,
-            dims=self.geometry.head_dim + (self.geometry.rotary_key or self.geometry.v_head_dim),
+            dims=sum(self.geometry.row_dims),
             itemsize=self._dtype_bytes,
         )
 
