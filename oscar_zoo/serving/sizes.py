@@ -58,6 +58,10 @@ _COUNTED = re.compile(
 )
 
 
+_LARGEST = 1 << 40
+"""Bytes of a GPU: a larger number is a name."""
+
+
 def _card(name: str) -> tuple[int, str]:
     """Bytes of the GPU called `name`, or of one that has so much, and what it is; raises
     `UsageError`."""
@@ -76,7 +80,7 @@ def _card(name: str) -> tuple[int, str]:
             f"{name!r} has several sizes of memory.",
             suggestions=[f"{card.name} {card.sold}GB" for _, card in found],
         )
-    if _SIZE.fullmatch(name):
+    if _SIZE.fullmatch(name) and parse_memory(name, "--gpu") <= _LARGEST:
         return parse_memory(name, "--gpu"), _read_as(name)
     least = ".".join(map(str, LOWEST))
     if is_older(name):

@@ -156,9 +156,10 @@ def check_host_size(each: int, layout: Layout, free: int | None) -> None:
 
 def _check_host(flag: str, number: int, unit: int, free: int | None) -> None:
     most = number if free is None else int(HOST_SHARE * free) // unit
-    if number > most:
-        what, sizes = flag[: flag.index("{") - 1], (number * unit, "the host", most * unit)
-        raise NotEnoughMemory.for_model(what, *sizes, hint=f"lower it: {flag.format(most)}")
+    if free is not None and number > most:
+        what, sizes = flag[: flag.index("{") - 1], (number * unit, "the host", free)
+        hint = f"{HOST_SHARE:.0%} of that at most: {flag.format(most)}"
+        raise NotEnoughMemory.for_model(what, *sizes, hint=hint)
 
 
 def check_disk_cache(folder: Path, layout: Layout, *, make: bool) -> None:
