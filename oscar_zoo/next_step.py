@@ -61,13 +61,6 @@ class AddOption(OptionStep):
         return super().__new__(cls, f"add {words}")
 
 
-class DropOption(OptionStep):
-    """Run the command without `option`."""
-
-    def __new__(cls, option: str) -> Self:
-        return super().__new__(cls, f"run it without {option}")
-
-
 PINS = {"serve": " 'sglang==0.5.17'"}
 """The release that was measured on GPUs; without it pip takes the newest that the extra allows."""
 

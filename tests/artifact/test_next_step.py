@@ -12,7 +12,6 @@ from oscar_zoo.next_step import (
     PINS,
     AddOption,
     Compute,
-    DropOption,
     Install,
     ListNames,
     NextStep,
@@ -28,7 +27,6 @@ from oscar_zoo.next_step import (
         (Compute("A", "make it"), "compute one: make it", "to compute one: make it"),
         (ListNames(), "see what there is: oscar-zoo list", "see what there is: oscar-zoo list"),
         (AddOption("--dtype", "float32"), "add --dtype float32", "or add --dtype float32"),
-        (DropOption("--resume"), "run it without --resume", "run it without --resume"),
     ],
 )
 def test_a_step_alone_and_after_other_advice(step: NextStep, alone: str, after: str) -> None:
