@@ -55,19 +55,23 @@ class Params(ctypes.Structure):
     )  # fmt: skip
 
 
-def flags(cache: LayerCache, batch: BatchView, stages: int = STAGES) -> dict[str, str | int]:
+def flags(
+    cache: LayerCache, batch: BatchView, stages: int = STAGES, resident: int = 2
+) -> dict[str, str | int]:
     return {
         "SLOT_T": TYPES[batch.kv_indices.dtype],
         "INDPTR_T": TYPES[batch.kv_indptr.dtype],
         "ROW_T": TYPES[batch.rows.dtype],
         "STAGES": stages,
+        "RESIDENT": resident,
         "AFFINE_BF16": int(cache.affine.dtype == torch.bfloat16),
     }
 
 
-def shared_bytes(stages: int = STAGES) -> int:
-    """`SHARED` of latent.cu."""
-    return stages * 64 * (256 + 16) + 2 * 4 * 64 * 48 + 2 * 4 * (HEADS + 1) * 4 + 8 * stages
+def shared_bytes(stages: int = STAGES, resident: int = 2) -> int:
+    """Of a block: tiles, weights, what warps agree on, barriers, and digits if they lie there."""
+    tiles, weights, agreed = stages * 64 * (256 + 16), 2 * 4 * 64 * 48, 2 * 4 * (HEADS + 1) * 4
+    return (tiles + weights + agreed + 8 * stages + 15) // 16 * 16 + (8192 if resident > 2 else 0)
 
 
 def arguments(
@@ -86,13 +90,13 @@ def arguments(
 
 
 @cache
-def loaded(device: torch.device, made: tuple[tuple[str, Any], ...], stages: int) -> nvrtc.Kernel:
+def loaded(device: torch.device, made: tuple[tuple[str, Any], ...], shared: int) -> nvrtc.Kernel:
     target = _triton.target(device)
     code = nvrtc.Build.of(SOURCE, dict(made), target.arch, target.driver).code()
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         (kernel,) = nvrtc.load(code, {"oscar_latent_stage1": THREADS})
-        kernel.allow_shared(shared_bytes(stages))
+        kernel.allow_shared(shared)
     return kernel
 
 
@@ -118,11 +122,13 @@ def decode_attention(
     exact = min(max(1, programs // 12), 5)
     sizes = requests * heads, programs + exact, cache.out_dim
     partial, sums, merged = workspace.parts(*sizes)
-    kernel = loaded(query.device, tuple(flags(cache, batch, stages).items()), stages)
+    shared = shared_bytes(stages, resident)
+    made = tuple(flags(cache, batch, stages, resident).items())
+    kernel = loaded(query.device, made, shared)
     given = arguments(query, cache, batch, (partial, sums), sm_scale, (programs, exact))
     stream = torch.cuda.current_stream(query.device).cuda_stream
     columns = -(-heads // HEADS) * programs
-    kernel.launch((columns, requests), given, stream, shared=shared_bytes(stages), early=False)
+    kernel.launch((columns, requests), given, stream, shared=shared, early=False)
     _latent_stage1_kernel[(-(-heads // tiles.heads), exact, requests)](
         query, cache.codes.view(torch.int16), cache.codes.view(torch.bfloat16),
         cache.affine.view(torch.int32), batch.kv_indices, batch.kv_indptr, batch.rows,

@@ -124,7 +124,7 @@ def candidate(number: int, length: int, heads: int, chosen: Any) -> None:
     query = torch.randn(number, heads, LATENT + ROTARY, device="cuda", dtype=torch.bfloat16)
     out = query.new_empty(number, heads, LATENT)
     row, case = LATENT // 4 + 16 + 2 * ROTARY, (number, length, heads)
-    for stages, resident in ((3, 2), (4, 2), (3, 4)):
+    for stages, resident in ((3, 2), (4, 2), (2, 3)):
         workspace = Workspace.allocate(number * heads * (600 * 513 + 512), "cuda")
         run = partial(
             decode_cuda.decode_attention, query, batch=batch, sm_scale=SCALE, workspace=workspace,

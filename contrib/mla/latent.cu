@@ -9,14 +9,16 @@
 // What the digit loses of the query meets the middle of the codes, and all offsets the sums of the query, as one
 // product in tf32 of a token's scales and offsets with numbers of the head, in two parts.
 //
-// Compiled by NVRTC, or by g++ for the emulator. -D: SLOT_T INDPTR_T ROW_T integer types, STAGES, AFFINE_BF16.
+// Compiled by NVRTC, or by g++ for the emulator. -D: SLOT_T INDPTR_T ROW_T integer types, STAGES, AFFINE_BF16, RESIDENT
+// blocks of a multiprocessor; with more than two the digits lie in shared memory, for want of registers.
 #include "machine.cuh"
 
 constexpr int D = 512, ROPE = 64, GROUPS = 4, TILE = 64, WARPS = 4, THREADS = 32 * WARPS, HEADS = 16;
 constexpr int ROW = D / 4 + 2 * ROPE, AFFINE = 4 * GROUPS;  // bytes of a token
 constexpr int STAGE = TILE * (ROW + AFFINE), WEIGHT_ROW = 48, WEIGHTS = GROUPS * TILE * WEIGHT_ROW;
 constexpr int TOPS_AT = STAGES * STAGE + 2 * WEIGHTS, FLAGS_AT = TOPS_AT + 2 * WARPS * HEADS * 4,
-              FULL_AT = FLAGS_AT + 2 * WARPS * 4, SHARED = FULL_AT + 8 * STAGES;
+              FULL_AT = FLAGS_AT + 2 * WARPS * 4, DIGITS_AT = (FULL_AT + 8 * STAGES + 15) / 16 * 16;
+constexpr bool IN_SHARED = RESIDENT > 2;
 constexpr float HEADROOM = 10.f, SLACK = 5.f, MIDDLE = 1.5f;  // as in latent_kernel.py
 
 struct Params {
@@ -44,9 +46,10 @@ DEV float over_lanes(float x, bool largest, int from, int to) {
 
 // The query of 16 heads as operands: column g of the first and of the second n-tile is head g and 8 + g.
 struct Query {
-  u32 digits[2][GROUPS][4][2], rotary[2][4][2];
+  u32 digits[IN_SHARED ? 1 : GROUPS][4][4], rotary[2][4][2];  // [r][c][2 * n + half]
   float factor[2][2], affine[2][2][2];  // of columns 2t and 2t + 1; [n][lost or sum][part] of column g
-  DEV void load(const Params& p, long long token, int head, int lane) {
+  // With digits in `shared` every warp leaves those of one group there.
+  DEV void load(const Params& p, long long token, int head, u8* shared, int warp, int lane) {
     const int g = lane / 4, t = lane % 4;
     UNROLL for (int n = 0; n < 2; n++) {
       const bool seen = head + 8 * n + g < p.heads;
@@ -74,7 +77,10 @@ struct Query {
             rounded += (signed char)digit;
             sum += y[i];
           }
-          digits[n][r][c][h] = word;
+          if (!IN_SHARED)
+            digits[r][c][2 * n + h] = word;
+          else if (r == warp)
+            ((u32*)shared)[((4 * r + c) * 32 + lane) * 4 + 2 * n + h] = word;
         }
         sum = over_lanes(sum, false, 1, 4);
         const float lost = sum - over_lanes((float)rounded, false, 1, 4) * (largest * (1.f / 127.f));
@@ -140,7 +146,7 @@ struct Loader {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) oscar_latent_stage1(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) oscar_latent_stage1(const __grid_constant__ Params p) {
   u8* memory = dynamic_shared();
   const u32 base = shared_address(memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -165,7 +171,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) oscar_latent_stage1(con
     loader.fetch(part, i + 1);
   }
   Query q;
-  q.load(p, (long long)b * p.query_token, head, lane);
+  q.load(p, (long long)b * p.query_token, head, memory + DIGITS_AT, warp, lane);
+  if (IN_SHARED) __syncthreads();
 
   const float none = -bits(0x7F800000u);
   float m[2][2] = {{none, none}, {none, none}};  // the highest logit, less HEADROOM
@@ -203,12 +210,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) oscar_latent_stage1(con
       ldmatrix4(w, stage + of_logits[c]);
       UNROLL for (int r = 0; r < GROUPS; r++) {
         const u32 field = 0x03030303u << 2 * r, a[4] = {w[0] & field, w[1] & field, w[2] & field, w[3] & field};
+        u32 b[4];
+        if (IN_SHARED)
+          shared_load<4>(b, base + DIGITS_AT + ((4 * r + c) * 32 + lane) * 16);
+        else
+          UNROLL for (int i = 0; i < 4; i++) b[i] = q.digits[IN_SHARED ? 0 : r][c][i];
         UNROLL for (int n = 0; n < 2; n++) {
-          const u32(&b)[2] = q.digits[n][r][c];
           if (c == 0)
-            mma_u8_first(products[r][n], zero, a[0], a[1], a[2], a[3], b[0], b[1]);
+            mma_u8_first(products[r][n], zero, a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]);
           else
-            mma_u8(products[r][n], a[0], a[1], a[2], a[3], b[0], b[1]);
+            mma_u8(products[r][n], a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]);
         }
       }
     }

@@ -53,9 +53,16 @@ def of_codes(filling: Filling) -> Filling:
 
 
 @pytest.mark.parametrize(("heads", "splits", "sinks"), [(16, 2, 2), (20, 1, None), (5, 3, 0)])
+@pytest.mark.parametrize(("stages", "resident"), [(3, 2), (2, 3)])
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
 def test_sums_of_codes(
-    emulator: Emulator, heads: int, splits: int, sinks: int | None, scale: float
+    emulator: Emulator,
+    heads: int,
+    splits: int,
+    sinks: int | None,
+    scale: float,
+    stages: int,
+    resident: int,
 ) -> None:
     """Requests without codes, of one, of a tile, of several tiles; sinks that start late."""
     torch.manual_seed(0)
@@ -66,7 +73,7 @@ def test_sums_of_codes(
     cache, batch = filling.cache, filling.batch
     cache.affine[:] *= scale
     query = (torch.randn(4, heads, 576) / max(1.0, scale)).bfloat16()
-    library = emulator.library(decode_cuda.flags(cache, batch))
+    library = emulator.library(decode_cuda.flags(cache, batch, stages, resident))
     partial = torch.full((4, heads, 1 + splits, 512), math.nan)
     lse = torch.full((4, heads, 1 + splits), math.nan)
     given = decode_cuda.arguments(query, cache, batch, (partial, lse), 0.2, (splits, 1))
@@ -75,9 +82,8 @@ def test_sums_of_codes(
     for x in (query, *cache.stores, *lists):
         library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes))
     message, columns = ctypes.create_string_buffer(201), -(-heads // 16) * splits
-    good = library.emulate(
-        ctypes.byref(given), columns, 4, decode_cuda.shared_bytes(), scale == 1, heads, message
-    )
+    shared = decode_cuda.shared_bytes(stages, resident)
+    good = library.emulate(ctypes.byref(given), columns, 4, shared, scale == 1, heads, message)
     assert good, message.value.decode()
     plain = of_codes(filling)
     counts = plain.batch.kv_indptr.diff().tolist()
