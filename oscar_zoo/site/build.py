@@ -15,12 +15,9 @@ from pydantic import Field
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.durable import check_folder
-from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.manifest import SUFFIX as ROTATION
-from oscar_zoo.artifact.outcome import says
-from oscar_zoo.artifact.pairing import PairSide, assign, role_of_name
-from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.outcome import Verified, says
 from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData, Spectra, Spectrum
 from oscar_zoo.engines.sglang.capacity import Cache, caches
 from oscar_zoo.engines.sglang.launch.plan import check_port_free
@@ -33,6 +30,7 @@ from oscar_zoo.registry.entries import Entry, collect
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.lookup import look
+from oscar_zoo.registry.verify import check_one
 from oscar_zoo.registry.view import HubView
 from oscar_zoo.site.facts import Unreachable, needs_of_entry
 from oscar_zoo.site.pages import INDEX, Exhibit, pages_of
@@ -63,8 +61,7 @@ def build_site(
     """Build the zoo's page.
 
     Args:
-        output: folder of the site; it is made, or its pages are replaced where it holds a
-            site already.
+        output: folder of the site; a site that it holds already is replaced.
         hubs: hubs as people write them, shown beside what the package knows.
         offline: refuse hubs on the network.
 
@@ -168,19 +165,14 @@ def _report(folders: Sequence[Path]) -> ReportData | None:
 
 
 def _spectra(folders: Sequence[Path]) -> Spectra | None:
-    """Eigenvalues behind the rotations; `None` where no folder has both files with eigenvalues."""
+    """Eigenvalues behind the rotations, of the first folder that has both files with them."""
     for folder in folders:
-        sides = []
         with contextlib.suppress(OscarZooError):
-            for path in sorted(folder.glob(f"*{ROTATION}")):
-                data = read_file(path, max_bytes=MAX_PAYLOAD_BYTES)
-                rotations = read_rotation(data, what=path.name)
-                sides.append(PairSide(path.name, rotations, role_of_name(path.name)))
-            if len(sides) == 2:
-                pair = assign(sides)
-                k, v = (_spectrum(pair[role].rotations) for role in ("k", "v"))
-                if k is not None and v is not None:
-                    return Spectra(k=k, v=v)
+            found = check_one(folder)
+            sides = (found.k, found.v) if isinstance(found, Verified) else (None, None)
+            k, v = (None if side is None else _spectrum(side) for side in sides)
+            if k is not None and v is not None:
+                return Spectra(k=k, v=v)
     return None
 
 
@@ -214,13 +206,10 @@ def serving(folder: Path, port: int) -> Iterator[tuple[str, ThreadingHTTPServer]
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """Files of a folder, without a line for each request and without listings of folders."""
-
     server_version = "oscar-zoo"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nothing."""
 
     def list_directory(self, path: object) -> None:  # type: ignore[override]
-        """A folder without `index.html` is not shown."""
         self.send_error(404)

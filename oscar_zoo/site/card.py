@@ -27,7 +27,6 @@ from oscar_zoo.registry.card import (
     new_card,
     rows_of,
 )
-from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.lookup import known_entries, look
@@ -39,17 +38,13 @@ _KINDS = (".html", ".png", ".json")
 """Suffixes of the files of a report."""
 
 
-def _decoded(content: bytes) -> str:
-    return content.decode("utf-8", "replace")
-
-
 @dataclass(frozen=True)
 class Card:
     """What oscar-zoo card prints: the README.md of an artifact or of a hub."""
 
     content: Annotated[
         bytes,
-        PlainSerializer(_decoded, return_type=str),
+        PlainSerializer(lambda content: content.decode("utf-8", "replace"), return_type=str),
         Field(serialization_alias="card", description="The whole card, in Markdown."),
     ]
     artifacts: Annotated[tuple[str, ...], says("MODEL/TAG of what it shows.")]
@@ -72,7 +67,13 @@ def run(params: CardParams, observer: Observer = SILENT) -> Card:
         folder = f"file:{target.path.absolute()}"
         where, target, sources = where or folder, None, Sources(folder)
     if target is None:
-        rows, title = _rows_of_hub(sources), TITLE
+        if len(sources.named) != 1:
+            raise UsageError(
+                "a card is of an artifact, or of one hub.",
+                hint="oscar-zoo card Qwen3-8B, or oscar-zoo card --hub hf:my-org/zoo",
+            )
+        views, _ = look(sources.hubs)
+        rows, title = [row for view in views for row in rows_of(view.index)], TITLE
     else:
         (entry,), _ = known_entries([target], sources)
         rows, title = [entry], f"INT2 rotation for {entry.id.model}"
@@ -107,16 +108,6 @@ def _attach(folder: Path, place: Path) -> tuple[Path, ...]:
             write_file(target, read_file(source, max_bytes=MAX_BYTES))
         attached.append(target)
     return tuple(attached)
-
-
-def _rows_of_hub(sources: Sources) -> list[Entry]:
-    if len(sources.named) != 1:
-        raise UsageError(
-            "a card is of an artifact, or of one hub.",
-            hint="oscar-zoo card Qwen3-8B, or oscar-zoo card --hub hf:my-org/zoo",
-        )
-    views, _ = look(sources.hubs)
-    return [row for view in views for row in rows_of(view.index)]
 
 
 def _check_markers(path: Path, content: bytes) -> None:

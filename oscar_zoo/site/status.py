@@ -34,11 +34,7 @@ from oscar_zoo.site.facts import Name, Score, Size, Status
 from oscar_zoo.site.params import AddScoresParams, DeprecateParams, UnyankParams, YankParams
 
 StateName = Literal["active", "deprecated", "yanked"]
-_VERBS: dict[StateName, str] = {
-    "active": "Offer again",
-    "deprecated": "Deprecate",
-    "yanked": "Yank",
-}
+_VERBS = {"active": "Offer again", "deprecated": "Deprecate", "yanked": "Yank"}
 _LONGEST_REASON = 1000
 
 
@@ -94,7 +90,6 @@ class AddedScores:
 
 
 def run(params: YankParams | UnyankParams, observer: Observer = SILENT) -> StatusReport:
-    """Set the status on one hub after the other."""
     state: StateName = "active"
     said: dict[str, str | None] = {}
     if isinstance(params, YankParams):
@@ -108,7 +103,6 @@ def run(params: YankParams | UnyankParams, observer: Observer = SILENT) -> Statu
 
 
 def add(params: AddScoresParams, observer: Observer = SILENT) -> AddedScores:
-    """Attach the scores of a file on one hub after the other."""
     file, what = score_file.load(params.file), path_text(params.file)
 
     def write(hub: Hub) -> ScoredVersion:
@@ -122,8 +116,8 @@ def yank(
 ) -> ChangedVersion:
     """Hide exactly one version, `NAME:TAG`, from names; its digest still works, with `reason` as a
     warning."""
-    params = YankParams(name, reason=reason, replaced_by=replaced_by, hubs=_hubs(hub))
-    return run(params).hubs[0]
+    said = {"reason": reason, "replaced_by": replaced_by}
+    return run(YankParams(name, hubs=_hubs(hub), **said)).hubs[0]  # type: ignore[arg-type]
 
 
 def unyank(name: str, *, hub: str | None = None) -> ChangedVersion:
@@ -135,17 +129,15 @@ def deprecate(
     name: str, *, reason: str, hub: str | None = None, replaced_by: str | None = None
 ) -> ChangedVersion:
     """Keep a version, and warn everybody who pulls it."""
-    params = DeprecateParams(name, reason=reason, replaced_by=replaced_by, hubs=_hubs(hub))
-    return run(params).hubs[0]
+    said = {"reason": reason, "replaced_by": replaced_by}
+    return run(DeprecateParams(name, hubs=_hubs(hub), **said)).hubs[0]  # type: ignore[arg-type]
 
 
 def add_scores(
     name: str, file: str | Path, *, hub: str | None = None, propose: bool = False
 ) -> ScoredVersion:
-    """Attach the scores of a score file to exactly one published version, `NAME:TAG`.
-
-    Its digest and its `oscar.json` stay. A value that is there already goes to the history of the
-    new one.
+    """Attach the scores of a score file to exactly one published version, `NAME:TAG`. A value that
+    is there already goes to the history of the new one.
 
     Args:
         name: the version; its digest must be that of the file.
@@ -175,13 +167,8 @@ def set_status(
     propose: bool = False,
 ) -> ChangedVersion:
     """Change the status of one artifact of `hub`; the status it has already is success and writes
-    nothing.
-
-    Args:
-        name: exactly one version: `NAME:TAG`, `<Model>/<tag>` or `[NAME@]sha256:PREFIX`.
-        reason: for people; needed unless `state` is `active`.
-        replaced_by: a version of `hub`, named like `name`, to use instead.
-    """
+    nothing. `name` and `replaced_by`, the version to use instead, are each `NAME:TAG`,
+    `<Model>/<tag>` or `[NAME@]sha256:PREFIX`; only `active` needs no reason."""
     reason = " ".join((reason or "").split())[:_LONGEST_REASON] or None
     if state != "active" and reason is None:
         raise UsageError(
