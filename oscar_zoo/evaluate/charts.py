@@ -23,9 +23,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from oscar_zoo.engines.sglang.offline_process import Case
 from oscar_zoo.evaluate.against_table import LONG, TABLE
-from oscar_zoo.evaluate.bench.report import CACHES, LABELS, Cache, Number, Report, Side
+from oscar_zoo.evaluate.bench.report import CACHES, LABELS, Cache, Number, Report
 from oscar_zoo.evaluate.outcome import AgainstReport, AgainstRow, RulerReport
 from oscar_zoo.evaluate.shared import cache_title, length_text
 
@@ -214,7 +213,7 @@ def speed_chart(report: Report) -> bytes:
     """
     caches = [cache for cache in CACHES if any(side.cache == cache for side in report.sides)]
     cases = [f"{case.batch} × {case.context:,}" for case in report.cases]
-    gains = [_ratios(report, partial(report.speedup, case)) for case in report.cases]
+    gains = [_ratios(report, partial(report.speedup, case=case)) for case in report.cases]
     compared = [f"{case}\n{gain}" for case, gain in zip(cases, gains, strict=True)]
     weights = "random weights" if report.weights == "random" else "its own weights"
     title = f"{report.model}, {weights}, {report.device}: batch × context"
@@ -225,8 +224,10 @@ def speed_chart(report: Report) -> bytes:
         _bars(per_token, "ms per token", compared, steps)
         firsts = {cache: _values(report, cache, "ttft_s") for cache in caches}
         _bars(first, "time to first token, s", cases, firsts)
-        ratios = _ratios(report, report.capacity_ratio)
-        _bars(room, "cache, k tokens", [ratios], {c: [_capacity(report, c)] for c in caches})
+        ratios, sizes = _ratios(report, report.capacity_ratio), dict[Cache, list[_Bar]]()
+        for cache in caches:
+            sizes[cache] = [(report.capacity(cache) / 1e3,) * 3]
+        _bars(room, "cache, k tokens", [ratios], sizes)
         figure.legend(
             *per_token.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False
         )
@@ -234,7 +235,6 @@ def speed_chart(report: Report) -> bytes:
 
 
 def _ratios(report: Report, of: Callable[[Cache], float | None]) -> str:
-    """A line for each stock cache that INT2 is compared with."""
     found = [(LABELS[cache], ratio) for cache in report.compared if (ratio := of(cache))]
     return "\n".join(f"{ratio:.2f}x vs {label}" for label, ratio in found)
 
@@ -242,19 +242,12 @@ def _ratios(report: Report, of: Callable[[Cache], float | None]) -> str:
 def _values(report: Report, cache: Cache, name: Number) -> list[_Bar]:
     """The figure of each case with the side that has the smallest."""
     sides = [side for side in report.sides if side.cache == cache]
-    found = [[_bar(side, case, name) for side in sides] for case in report.cases]
-    return [min((bar for bar in bars if bar), default=(0.0, 0.0, 0.0)) for bars in found]
-
-
-def _bar(side: Side, case: Case, name: Number) -> _Bar | None:
-    result, value = side.of(case), side.number(case, name)
-    ends = None if result is None else result.spread[name]
-    return None if value is None or ends is None else (value, *ends)
-
-
-def _capacity(report: Report, cache: Cache) -> _Bar:
-    found = [side.capacity or 0 for side in report.sides if side.cache == cache]
-    return (max(found) / 1e3,) * 3
+    bars = list[_Bar]()
+    for case in report.cases:
+        results = [result for side in sides if (result := side.of(case)) is not None]
+        found = [(getattr(one, name), *ends) for one in results if (ends := one.spread[name])]
+        bars.append(min(found, default=(0.0, 0.0, 0.0)))
+    return bars
 
 
 def _bars(axes: Axes, title: str, names: Sequence[str], bars: dict[Cache, list[_Bar]]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from oscar_zoo.artifact.durable import check_file
 from oscar_zoo.artifact.specs import Geometry
@@ -143,7 +143,7 @@ def load(params: BenchLoadParams, observer: Observer = SILENT) -> LoadReport:
 
 def _checked(params: _P) -> _P:
     """`params` with the artifact and the engine flags in their places: click takes the first flag
-    for the artifact if none was named. Refuses what means nothing to measure, or too much."""
+    for the artifact if none was named."""
     if params.artifact is not None and str(params.artifact).startswith("-"):
         flags = (str(params.artifact), *params.engine_flags)
         params = replace(params, artifact=None, engine_flags=flags)
@@ -157,7 +157,6 @@ def _checked(params: _P) -> _P:
 
 
 def cases_of(params: BenchServeParams) -> tuple[Case, ...]:
-    """Those of `--cases`, or every `--batch` with every `--context`."""
     if params.cases is None:
         batches = numbers("--batch", params.batch or "1,16")
         contexts = numbers("--context", params.context or "8000,30000")
@@ -178,14 +177,13 @@ def cases_of(params: BenchServeParams) -> tuple[Case, ...]:
 
 
 def caches_of(text: str) -> tuple[Cache, ...]:
-    known: dict[str, Cache] = {cache: cache for cache in CACHES}
     names = dict.fromkeys(listed(text.lower()))
-    if not known.keys() >= names.keys():
+    if not {*names} <= {*CACHES}:
         raise UsageError(
             f"--caches {text!r} is not a list of caches.",
-            hint=f"name one or more of {', '.join(known)}",
+            hint=f"name one or more of {', '.join(CACHES)}",
         )
-    return tuple(known[name] for name in names)
+    return tuple(cast("Cache", name) for name in names)
 
 
 def bulk_of(job: str | None, turns: int) -> Bulk | None:
@@ -279,7 +277,6 @@ def find_subject(
 
 
 def _write_model(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
-    """Write the configuration of a model without weights; the geometry of its cache."""
     source = Path(choice.source)
     if source.is_dir():
         config = config_file.read_config(source)
@@ -290,9 +287,8 @@ def _write_model(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
             f"the shapes of {choice.source} are not known here.",
             hint="give a folder that holds its config.json",
         )
-    sides.write_model(folder, config, longest=longest)
-    if source.is_dir():
-        sides.copy_what_prepares_input(source, folder)
+    given = source if source.is_dir() else None
+    sides.write_model(folder, config, longest=longest, source=given)
     return geometry_of_folder(folder, choice.model_id)
 
 
@@ -326,10 +322,6 @@ def pick_device(
     return device, gpu
 
 
-def side_log(side: Side) -> Path:
-    return starting.log_file(f"bench-{side.name}")
-
-
 def _measure_all(report: Report, chosen: Sequence[Side], measure: Callable[[Side], None]) -> None:
     """Measure the sides into `report`. A signal ends it early; one that comes before there is any
     figure to keep is raised, and so is the refusal of a flag."""
@@ -350,7 +342,7 @@ def _measure_all(report: Report, chosen: Sequence[Side], measure: Callable[[Side
 def _measure(
     engines: sides.Engines, limit: float, private: Path, observer: Observer, side: Side
 ) -> None:
-    log, job = side_log(side), sides.job(side, engines, private)
+    log, job = starting.log_file(side.log), sides.job(side, engines, private)
     facts = {"cache": side.cache, "baseline": side.backend, "log": str(log)}
     name = "vLLM" if engines.engine == "vllm" else "SGLang"
     text = f"{side.label}: starting {name} (log: {log})"

@@ -59,6 +59,7 @@ ORDERED = 128
 """Maximum number of waiting requests that SGLang orders by their cached prefixes."""
 BASELINE_ROWS = 256
 """Concurrent requests of a job on a stock side, whose rows cost almost no memory."""
+_POOL = "--max-total-tokens"
 _BACKEND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
@@ -95,13 +96,11 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
                 hint="for example --baseline flashinfer,fa3,triton",
             )
     chosen = tuple(dict.fromkeys(backends)) or (None,)
-    found = list[Side]()
-    for cache in dict.fromkeys(caches):
-        if cache == "int2":
-            found.append(Side(cache))
-        else:
-            found += [Side(cache, backend, alone=len(chosen) == 1) for backend in chosen]
-    return found
+    return [
+        Side(cache) if cache == "int2" else Side(cache, backend, alone=len(chosen) == 1)
+        for cache in dict.fromkeys(caches)
+        for backend in (chosen[:1] if cache == "int2" else chosen)
+    ]
 
 
 def read_flags(words: Sequence[str], engine: str = "sglang") -> UserFlags:
@@ -143,7 +142,12 @@ def arguments(side: Side, engines: Engines) -> tuple[str, ...]:
         flags["--attention-backend"] = str(side.backend)
         flags["--kv-cache-dtype"] = CACHE_TYPES[side.cache]
     flags |= device_flags(engines.device)
-    flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
+    if engines.device == "cpu":  # where no memory fraction fits all cases
+        needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
+        need = max([*needs, engines.bulk.longest if engines.bulk else 1])
+        flags[_POOL] = str(max(int(CPU_FLAGS[_POOL]), 2 * need))
+    else:
+        flags["--sampling-backend"] = "pytorch"
     flags["--max-running-requests"] = str(_rows(side, engines))
     words = engines.flags.words if side.cache == "int2" else engines.flags.without(OURS)
     prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
@@ -163,7 +167,6 @@ def _spelled(flags: Mapping[str, str]) -> list[str]:
 
 
 def job(side: Side, engines: Engines, folder: Path) -> OfflineJob:
-    """What the engine of one side is told; its news are in `folder`."""
     ranks = () if engines.engine == "vllm" else rank_port(engines.flags)
     return OfflineJob(
         arguments=(*ranks, *arguments(side, engines)),
@@ -206,14 +209,6 @@ def _rows(side: Side, engines: Engines) -> int:
     return most if engines.device == "cpu" else max(most, engines.requests)
 
 
-def _pool_flags(engines: Engines) -> dict[str, str]:
-    """The slots of the pool on a CPU, where no memory fraction fits all cases."""
-    needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
-    need = max([*needs, engines.bulk.longest if engines.bulk else 1])
-    usual = int(CPU_FLAGS["--max-total-tokens"])
-    return {"--max-total-tokens": str(max(usual, 2 * need))}
-
-
 ROOM = 128
 """Positions beyond the longest request, because SGLang keeps a few for itself."""
 PREPARES_INPUT = (
@@ -248,18 +243,18 @@ def written_config(recipe: ModelRecipe) -> dict[str, Any]:
     }
 
 
-def write_model(folder: Path, config: dict[str, Any], *, longest: int) -> None:
-    """Write `config` to the new folder `folder`, with positions for the `longest` request."""
+def write_model(
+    folder: Path, config: dict[str, Any], *, longest: int, source: Path | None = None
+) -> None:
+    """Write `config` to the new folder `folder`, with positions for the `longest` request, and
+    copy what prepares input from `source`."""
     config = copy.deepcopy(config)
     for part in with_positions(config):
         part[POSITIONS] = max(part[POSITIONS], longest + ROOM)
     folder.mkdir(mode=0o700)
     (folder / config_file.NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
-
-
-def copy_what_prepares_input(source: Path, folder: Path) -> None:
-    for name in PREPARES_INPUT:
-        if (source / name).is_file():
+    for name in PREPARES_INPUT if source else ():
+        if source and (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 
 
@@ -283,7 +278,19 @@ def measure(
 ) -> None:
     """Run all cases of `job` in the child of `plan`, and put what was measured, failures included,
     into `side`. `limit` is in seconds for the start, and then for each repeat and the bulk."""
-    news = _News(Path(job.news))
+    offset = 0
+    Path(job.news).touch()
+
+    def news() -> Iterator[dict[str, Any]]:
+        """The complete lines of a growing file, each once; ends at its current end."""
+        nonlocal offset
+        with Path(job.news).open("rb") as stream:
+            stream.seek(offset)
+            for line in stream:
+                if line.endswith(b"\n"):
+                    offset += len(line)
+                    yield json.loads(line)
+
     progress(0, 0, "engine start")
     try:
         with server.running(plan, log) as child:
@@ -291,7 +298,7 @@ def measure(
             while True:
                 ended = child.returncode is not None  # asked before its last words are read
                 with child.signals_wait():
-                    for item in news:
+                    for item in news():
                         if "done" in item or "error" in item:
                             side.error = item.get("error")
                             return
@@ -310,7 +317,7 @@ def measure(
         if isinstance(error, FlagRefused):
             raise
     except (KeyboardInterrupt, SystemExit):
-        for item in news:  # written since the last read
+        for item in news():  # written since the last read
             _take(item, side, job)
         side.error = f"{_doing(side, job)} was interrupted"
         raise
@@ -348,24 +355,6 @@ def _doing(side: Side, job: OfflineJob) -> str:
             which = f", repeat {done + 1} of {job.repeats}" if job.repeats > 1 else ""
             return f"the case {case}{which}"
     return "the end" if side.job is not None or job.bulk is None else "the job"
-
-
-class _News:
-    """The complete lines of a growing file, each once; an iteration ends at its current end."""
-
-    def __init__(self, path: Path) -> None:
-        path.touch()
-        self._path = path
-        self._offset = 0
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        with self._path.open("rb") as stream:
-            stream.seek(self._offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                yield json.loads(line)
 
 
 def figures(requests: Sequence[Arrivals]) -> Figures:
