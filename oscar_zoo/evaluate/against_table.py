@@ -5,11 +5,11 @@ A new one is a function in `formats.py`, and a row here. Reading the table needs
 
 from __future__ import annotations
 
-import importlib
 import math
+import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from oscar_zoo.errors import UsageError
 
@@ -27,26 +27,19 @@ LONG = "32768"
 
 @dataclass(frozen=True)
 class AlternativeRow:
-    """Facts about an alternative that need none of its code.
-
-    Attributes:
-        name: as in `--against`.
-        title: for people.
-        made_by: `module:function` of this package, from bits and a `Subject` to a cache.
-        source: where the method is described.
-        widths: bits that may follow the name; empty for one setting.
-        bits: what the function is given without bits behind the name.
-        windows: which first and last tokens are exact: those of the recipe, which the method as
-            published does not have (`lent`), some of its own, or none.
-    """
+    """Facts about an alternative that need none of its code: `made_by` is a `module:function` of
+    this package, from bits and a `Subject` to a cache; `widths` are the bits that may follow the
+    name, and `bits` those that the function is given without them. Exact `windows` of first and
+    last tokens are those of the recipe, which the method as published does not have (`lent`), some
+    of its own, or none."""
 
     name: str
     title: str
     made_by: str
-    source: str
+    source: str | None
     widths: tuple[float, ...] = ()
     bits: float | None = None
-    windows: Literal["lent", "own", "none"] = "lent"
+    windows: Literal["lent", "own", "none"] | None = "lent"
 
 
 _INT, _KIVI, _TURBO = "arXiv 2605.17757", "arXiv 2402.02750", "arXiv 2504.19874"
@@ -93,18 +86,18 @@ class Choice:
 
     @property
     def title(self) -> str:
-        """For people."""
         return self.row.title if self.bits is None else f"{self.row.title}, {self.bits:g} bits"
 
     def build(self, subject: Subject) -> Alternative | CacheSpec:
         """The cache, ready to be simulated; raises `UsageError` where the model does not fit."""
-        module, _, function = self.row.made_by.partition(":")
-        make = getattr(importlib.import_module(f"{__package__}.{module}"), function)
-        cache: Alternative | CacheSpec = make(
-            self.row.bits if self.bits is None else self.bits, subject
-        )
+        make: Any = pkgutil.resolve_name(f"{__package__}.{self.row.made_by}")
+        bits = self.row.bits if self.bits is None else self.bits
+        cache: Alternative | CacheSpec = make(bits, subject)
         cache.check(subject.geometry)
         return cache
+
+
+BF16 = Choice(AlternativeRow("bf16", "BF16", "", None, windows=None))
 
 
 def choices(names: Sequence[str]) -> tuple[Choice, ...]:
@@ -114,7 +107,11 @@ def choices(names: Sequence[str]) -> tuple[Choice, ...]:
     known = f"known: {', '.join((*TABLE, ALL))}"
     if not wanted:
         raise UsageError("--against names nothing.", hint=known)
-    every = [one for row in _ROWS for one in _settings(row)]
+    every = [
+        Choice(row, bits)
+        for row in _ROWS  # the artifact also has its own bits
+        for bits in ((None, *row.widths) if row.name == OWN else row.widths or (None,))
+    ]
     for name in wanted:
         plain = name.partition(":")[0]
         if name != ALL and plain not in TABLE:
@@ -125,20 +122,13 @@ def choices(names: Sequence[str]) -> tuple[Choice, ...]:
     return tuple(one for one in every if not {ALL, one.name, one.row.name}.isdisjoint(wanted))
 
 
-def _settings(row: AlternativeRow) -> list[Choice]:
-    """All settings of an alternative; the artifact also with its own bits."""
-    own = [Choice(row)] if row.name == OWN or not row.widths else []
-    return own + [Choice(row, bits) for bits in row.widths]
-
-
 def by_bits(rows: Sequence[AgainstRow]) -> tuple[AgainstRow, ...]:
     """Rows by their bits with windows, with the Pareto-optimal ones marked."""
-
-    def best(bits: Sequence[float]) -> list[bool]:
-        return pareto_optimal([(x, row.divergence) for x, row in zip(bits, rows, strict=True)])
-
-    whole = best([row.bits_per_element_with_windows for row in rows])
-    at = {n: best([r.bits_per_element_at[n] for r in rows]) for n in rows[0].bits_per_element_at}
+    whole = pareto_optimal([(r.bits_per_element_with_windows, r.divergence) for r in rows])
+    at = {
+        n: pareto_optimal([(r.bits_per_element_at[n], r.divergence) for r in rows])
+        for n in rows[0].bits_per_element_at
+    }
     marked = [
         replace(row, pareto=whole[i], pareto_at={n: one[i] for n, one in at.items()})
         for i, row in enumerate(rows)
@@ -147,10 +137,8 @@ def by_bits(rows: Sequence[AgainstRow]) -> tuple[AgainstRow, ...]:
 
 
 def pareto_optimal(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Whether each point, `(bits, loss)`, is one that no other equals or beats in both.
-
-    Of equal points all are optimal. A loss that is not a number is never optimal.
-    """
+    """Whether each point, `(bits, loss)`, is one that no other equals or beats in both. Of equal
+    points all are; one whose loss is not a number never is."""
     return [
         not math.isnan(loss)
         and not any(p != (bits, loss) and p[0] <= bits and p[1] <= loss for p in points)

@@ -60,12 +60,9 @@ def prefill_log_probabilities(
     sinks: bool = True,
 ) -> tuple[float, ...]:
     """Natural log-probabilities of the tokens `hit + 1 ..`, each given all tokens before it, as a
-    server with a cache computes them chunk by chunk; a `cache` of `None` is exact.
-
-    The value of a position depends on where chunks end, and on how much of the text was a
-    prefix-cache hit: `hit` tokens were cached by an earlier request, in chunks of the same size.
-    `sinks` says whether the first tokens are still exact after it.
-    """
+    server with a cache computes them chunk by chunk; a `cache` of `None` is exact. `hit` tokens
+    were cached by an earlier request, in chunks of the same size, and `sinks` says whether the
+    first tokens are still exact after it."""
     if len(ids) < 2 or chunk_size < 1 or not 0 <= hit < len(ids) - 1:
         raise UsageError(
             f"{len(ids)} tokens, {hit} of them cached, cannot be scored in chunks of {chunk_size}."
@@ -86,12 +83,11 @@ def prefill_log_probabilities(
 
 
 def _chunks(first: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """Stretches `[a, b)` of at most `size` positions from `first` on."""
     return ((a, min(a + size, end)) for a in range(first, end, size))
 
 
 class GenerationRequest:
-    """One sequence in a server: its cached rows, layer by layer. A `cache` of `None` is exact."""
+    """One sequence in a server. A `cache` of `None` is exact."""
 
     def __init__(self, model: LoadedModel, cache: CacheSpec | None) -> None:
         block = model.block
@@ -112,11 +108,9 @@ class GenerationRequest:
         self._sinks = True
 
     def begin_from_cache(self, *, sinks: bool = True) -> None:
-        """Start a new request that found all tokens so far in the prefix cache.
-
-        Its recent window holds nothing that came before. Its first tokens stay exact, because
-        requests share them; `sinks` false is a server that has lost them.
-        """
+        """Start a new request that found all tokens so far in the prefix cache. Its recent window
+        holds nothing that came before. Its first tokens stay exact, because requests share them;
+        `sinks` false is a server that has lost them."""
         self._own_from, self._sinks = self._length, sinks
 
     def extend(self, ids: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
@@ -276,11 +276,11 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
     ] = ()
 
 
-CACHES = ("bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact")
 Family = Literal[
     "single", "multi-key", "multi-value", "multi-query", "variables", "common-words", "documents"
 ]
 Cache = Literal["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
+CACHES: tuple[Cache, ...] = get_args(Cache)
 
 
 @dataclass(frozen=True)
@@ -423,11 +423,8 @@ def is_number(text: str) -> bool:
 
 
 def numbers(option: str, text: str | None, *, least: int = 1) -> tuple[int, ...]:
-    """The whole numbers from `least` on of a list such as `1,16`, each of them once; none without a
-    list."""
-    if text is None:
-        return ()
-    parts = listed(text)
+    """The whole numbers from `least` on of a list such as `1,16`, each of them once."""
+    parts = () if text is None else listed(text)
     if not all(is_number(part) or (part == "0" and least == 0) for part in parts):
         raise UsageError(
             f"{option} {text!r} is not a list of whole numbers from {least} on.",

@@ -28,7 +28,7 @@ from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
 from oscar_zoo.evaluate.in_process import DATA, TASKS, WINDOWS, find_model, load_subject
 from oscar_zoo.evaluate.outcome import FailedServer, ServedArtifact, ServerReport, ServerRow
 from oscar_zoo.evaluate.params import EvalParams, Servers, flag_of, given, listed, numbers
-from oscar_zoo.evaluate.shared import read_text, ticking
+from oscar_zoo.evaluate.shared import fitting, read_text, ticking
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry.artifacts import Artifact
@@ -64,7 +64,6 @@ class Served:
 
     @classmethod
     def of(cls, params: EvalParams, observer: Observer) -> Served:
-        """What the parameters name; nothing is started."""
         artifact, choice = find_model("eval", params, observer)
         clip = read_clip(params.clips[0]) if params.clips else None
         recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=clip)
@@ -76,7 +75,7 @@ class Served:
         return cls(artifact, choice, params.revision, recipe, device, gpu, dtype)
 
     def started_as(self, log: str, flags: UserFlags, timeout: float) -> dict[str, Any]:
-        """What a server of our own takes, whatever its cache."""
+        """What a server takes, whatever its cache."""
         return {
             "model": self.choice.source,
             "revision": self.revision,
@@ -88,9 +87,9 @@ class Served:
         }
 
     def wanted(self, log: str, flags: UserFlags, timeout: float, **others: Any) -> WantedServer:
-        """A server of our own with the INT2 cache."""
-        verified, common = self.artifact.verified, self.started_as(log, flags, timeout)
-        return WantedServer(verified=verified, recipe=self.recipe, **common, **others)
+        """The same with the INT2 cache."""
+        common = self.started_as(log, flags, timeout) | others
+        return WantedServer(verified=self.artifact.verified, recipe=self.recipe, **common)
 
     @property
     def told(self) -> ServedArtifact:
@@ -107,14 +106,13 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
     text = read_text(params.data or DATA, "validation")
     served = Served.of(params, observer)
     questions = _questions(text, served, params)
-    failures: list[FailedServer] = []
+    failures, rows = list[FailedServer](), tuple[ServerRow, ...]()
     if running is not None:
         check_recipe(running, served.recipe)
         runs = [_ask(running, questions, observer, radix=True)]
     else:
         own = servers, served, questions, flags, params.timeout
         runs, failures = ask_own_servers(*own, observer)
-    rows: tuple[ServerRow, ...] = ()
     if runs:
         from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
         from oscar_zoo.evaluate.simulated_cache import CacheSpec
@@ -124,10 +122,9 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
         known = replace(params, dtype=told if told in ("float32", "bfloat16") else served.dtype)  # type: ignore[arg-type]
         model = load_subject(known, served.choice, observer, longest=questions.longest)
         cache = CacheSpec(*both_sides(served.artifact), served.recipe)
-        recent = served.recipe.windows.recent
         with memory_errors(model.block.id, model.device):
             reference = ReferenceRun(model, cache, questions, counter(observer, "reference", 0))
-            rows = tuple(compare(run, reference, recent=recent) for run in runs)
+            rows = tuple(compare(run, reference) for run in runs)
         observer.begin((), timed=False)
     return ServerReport(
         model=served.choice.name,
@@ -155,9 +152,8 @@ def variants_of(params: EvalParams) -> tuple[ServerVariant, ...]:
     changed = [name for name in given(params, Servers) if name in lists]
     if params.url is not None:
         if changed or params.sweep or params.full or params.engine_flags:
-            raise UsageError(
-                "--url measures a server as it is.", hint="leave out what is for a new one"
-            )
+            hint = "leave out what is for a new one"
+            raise UsageError("--url measures a server as it is.", hint=hint)
         return ()
     if params.sweep:
         if changed:
@@ -174,8 +170,6 @@ def variants_of(params: EvalParams) -> tuple[ServerVariant, ...]:
 
 
 def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...]:
-    """The servers of a sweep: two chunk and page sizes, with and without a prefix cache, and on two
-    ranks where there are two GPUs; `device` is as the user wrote it."""
     on_gpu = hardware.pick_serving_device(device, check=False)[0] != "cpu"
     two = on_gpu and len(hardware.visible(hardware.gpus())) > 1
     return variants((512, 8192), (1, 16), (True, False), (1, 2) if two else (1,), full=full)
@@ -190,14 +184,13 @@ def _questions(text: str, served: Served, params: EvalParams) -> ServerQuestions
     choice = served.choice
     block = inspect_model(choice.source, revision=params.revision, model_id=choice.model_id)
     encode = encoder(load_tokenizer(choice.source, revision=params.revision))
-    length = params.length or LENGTH
-    positions = (block.rope and block.rope.max_position) or length + RESERVED_POSITIONS
+    length = fitting((params.length or LENGTH) + RESERVED_POSITIONS, block)
     return make_questions(
         encode(text),
         encode,
         tasks=params.tasks or TASKS,
         exact=served.recipe.windows,
-        length=min(length, positions - RESERVED_POSITIONS),
+        length=length - RESERVED_POSITIONS,
         windows=params.windows or WINDOWS,
         answers=params.answers or ANSWERS,
     )
@@ -234,7 +227,6 @@ def ask_own_servers(
 
 
 def check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
-    """Refuse a running server whose settings differ from those of the reference."""
     told = client.facts().recipe
     for name, value in recipe_of(recipe_values(recipe)).items():
         if told.get(name, value) != value:
@@ -256,6 +248,6 @@ def _ask(
 
 
 def counter(observer: Observer, label: str, total: int) -> Callable[[], None]:
-    """A callback that counts one more of `total`."""
+    """As `ticking`, for what has begun now."""
     observer.advance(label, 0, total)
     return ticking(lambda done, total, _: observer.advance(label, done, total), total)

@@ -35,12 +35,12 @@ from oscar_zoo.compute.select.choose import SAMPLE_BYTES, heldout_task, judged, 
 from oscar_zoo.compute.select.decision import WIDTHS_RULE, Choice, WidthChoice
 from oscar_zoo.compute.select.rule import Verified, standard_error, worst
 from oscar_zoo.evaluate.caches import CONTEXTS, bits_with_windows, stored_bits
-from oscar_zoo.evaluate.changed_layers import divergences_of_changes
 from oscar_zoo.evaluate.measure import (
     ExactPredictions,
     Measurement,
     Task,
     TaskPrompt,
+    divergences_of_changes,
     exact_predictions,
     mean_of,
     measure,

@@ -14,6 +14,7 @@ from oscar_zoo.artifact.formats import LayerTransform, hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.against_table import TABLE, choices, pareto_optimal
+from oscar_zoo.evaluate.caches import build_caches
 from oscar_zoo.evaluate.formats import (
     Alternative,
     RowCode,
@@ -27,7 +28,6 @@ from oscar_zoo.evaluate.formats import (
     split,
     token_groups,
 )
-from oscar_zoo.evaluate.run import build_caches
 
 D, LENGTH = 128, 1000
 MODEL = Geometry(
