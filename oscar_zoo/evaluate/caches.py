@@ -1,10 +1,9 @@
 """Caches on one model over the same text and questions, and what an element costs in each.
 
-Two comparisons are made: BF16 beside data-free INT2 caches and that of an artifact (or the artifact
-under several settings), and `--against`, the caches of other methods beside it. All rows see the
-same tokens, windows, group size and quantizer; only what differs between caches differs. Every
-query position reads its own window exactly, and the rest as INT2, so no number depends on how a
-server would chunk the prompt.
+BF16 is compared with data-free INT2 caches and that of an artifact (or the artifact under several
+settings), and with `--against` the caches of other methods. All rows see the same tokens, windows,
+group size and quantizer. Every query position reads its own window exactly, and the rest as INT2,
+so no number depends on how a server would chunk the prompt.
 """
 
 from __future__ import annotations
@@ -22,18 +21,9 @@ from oscar_kernels.spec import QuantSpec, row_bytes
 from oscar_zoo.artifact.formats import Role, RotationSet, hadamard_set
 from oscar_zoo.artifact.specs import Clip, CodeBits, Geometry, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate import measure
 from oscar_zoo.evaluate.against_table import BF16, LONG, OWN, TABLE, Choice, by_bits
 from oscar_zoo.evaluate.formats import Alternative, RowCode, Schedule, Subject
-from oscar_zoo.evaluate.measure import (
-    Measurement,
-    Task,
-    TaskPrompt,
-    all_logits,
-    exact_predictions,
-    measure,
-    measure_both,
-    measure_each,
-)
 from oscar_zoo.evaluate.outcome import AgainstReport, AgainstRow, EvalReport, EvalRow, MeasuredModel
 from oscar_zoo.evaluate.questions import Perplexity, Recall
 from oscar_zoo.evaluate.shared import TEXTS, Progress, fitting, read_text, ticking
@@ -138,8 +128,9 @@ def largest_magnitudes(model: LoadedModel, length: int) -> dict[int, tuple[float
         found[layer] = float(key.abs().max()), float(value.abs().max())
         return attend(layer, query, key, value, softmax)
 
+    prompt = measure.TaskPrompt(ids, torch.tensor([len(ids) - 1], device="cpu"))
     with attention_scope(model, seen), torch.inference_mode():
-        list(all_logits(model, [TaskPrompt(ids, torch.tensor([len(ids) - 1], device="cpu"))]))
+        list(measure.all_logits(model, [prompt]))
     return found
 
 
@@ -240,9 +231,9 @@ def evaluate(
     exact = used[0].model_copy(update=widest)
     asked, tokens = _tasks(model, text, tasks, exact, windows, length, answers)
     tick = ticking(progress, len(caches) * sum(len(task.prompts) for task in asked), "sequences")
-    rows, compared = [], dict[str, list[Measurement]]()
+    rows, compared = [], dict[str, list[measure.Measurement]]()
     for cache, spec, changes in caches:
-        compared[cache] = [measure(model, task, spec, tick=tick) for task in asked]
+        compared[cache] = [measure.measure(model, task, spec, tick=tick) for task in asked]
         values = {task.name: one.value for task, one in zip(asked, compared[cache], strict=True)}
         row = EvalRow(
             cache=cache,  # type: ignore[arg-type]
@@ -273,7 +264,7 @@ def _tasks(
     answers: int,
 ) -> tuple[list[Any], int]:
     encode = encoder(model.tokenizer)
-    ids, tasks = torch.tensor(encode(text), device="cpu"), list[Task]()
+    ids, tasks = torch.tensor(encode(text), device="cpu"), list[measure.Task]()
     for name in dict.fromkeys(names):
         if name == "perplexity":
             tasks.append(Perplexity.from_tokens(ids, windows=windows, length=length))
@@ -311,15 +302,15 @@ def compare(
     prompts = len(cut.prompts) + len(digits.prompts)
     tick = ticking(progress, len(cut.prompts) + (1 + len(caches)) * prompts, "sequences")
     scored = tuple(replace(one, scored=one.scored[behind:]) for one in cut.prompts)
-    exact = exact_predictions(model, scored, tick=tick)
+    exact = measure.exact_predictions(model, scored, tick=tick)
     recall = digits, replace(digits, unit="answer")
     elements = len(model.block.attention_layers) * model.block.num_kv_heads
     elements *= sum(model.block.head_dims)
     rows: list[AgainstRow] = []
-    base: Measurement | None = None
+    base: measure.Measurement | None = None
     for choice, cache in [(BF16, None), *caches]:
-        perplexity, divergence = measure_both(model, cut, exact, cache, tick=tick)
-        shares = measure_each(model, recall, cache, tick=tick)
+        perplexity, divergence = measure.measure_both(model, cut, exact, cache, tick=tick)
+        shares = measure.measure_each(model, recall, cache, tick=tick)
         base = base or perplexity
         change, error = relative_change(cut.result, perplexity, base)
         own, title = choice.row.name == OWN, choice.title

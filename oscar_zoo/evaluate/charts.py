@@ -205,12 +205,9 @@ _Bar = tuple[float, float, float]
 
 
 def speed_chart(report: Report) -> bytes:
-    """Time per token, time to first token, and capacity, cache beside cache, as a PNG.
-
-    A cache that was measured with several attention backends has a bar of the best in each chart.
-    Lines on the bars reach from the smallest to the largest repeat; a case without a figure has a
-    gap.
-    """
+    """Time per token, time to first token, and capacity, cache beside cache, as a PNG. Of several
+    attention backends the best has a bar; lines on the bars reach from the smallest to the largest
+    repeat; a case without a figure has a gap."""
     caches = [cache for cache in CACHES if any(side.cache == cache for side in report.sides)]
     cases = [f"{case.batch} × {case.context:,}" for case in report.cases]
     gains = [_ratios(report, partial(report.speedup, case=case)) for case in report.cases]

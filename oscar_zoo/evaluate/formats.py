@@ -39,9 +39,8 @@ KIVI_GROUP, KIVI_RESIDUAL = 32, 128
 
 @dataclass(frozen=True)
 class Subject:
-    """What a cache is built for: a model, the recipe (windows, groups, type of scales, and clip),
-    the sets of an artifact for keys and values, where there is one, and what finds the largest
-    magnitudes of keys and of values on calibration text, by layer."""
+    """What a cache is built for; `largest` finds the largest magnitudes of keys and of values on
+    calibration text, by layer."""
 
     geometry: Geometry
     recipe: ServingRecipe

@@ -2,11 +2,10 @@
 
 The prompt is prefilled in chunks, then tokens come one at a time. A chunk reads its own tokens
 exactly and older ones as the cache holds them at that moment, so results depend on where chunks
-end. `simulated_cache.SimulatedCache` is the other extreme: every position reads like a decoded one.
-K and V are kept here instead of in a `transformers` cache, and the model sees only the new tokens
-and their positions. A model with other layers too, such as Mamba or sliding windows, sees the whole
-sequence every time, because what those layers keep is not kept here; what its full-attention layers
-computed for older tokens is kept and put in again.
+end; with `simulated_cache.SimulatedCache` every position reads like a decoded one. The model sees
+only the new tokens and their positions. One with other layers too, such as Mamba or sliding
+windows, sees the whole sequence every time; what its full-attention layers computed for older
+tokens is kept and put in again.
 """
 
 from __future__ import annotations

@@ -75,9 +75,8 @@ class Perplexity:
 class Recall:
     """Recall of facts that lie so far back that every cache reads them from INT2.
 
-    The questions stand at the end of the prompt. Two kinds of prompts take turns. Passkey:
-    sentences with six-digit codes spread through text, then questions. Table: text, then lines
-    ` Name = 1234`, then some of the names again. Answers are teacher-forced: an answer is right
+    Two kinds of prompts take turns: sentences with six-digit codes spread through text, then
+    questions; and text, then lines ` Name = 1234`, then some of the names again. An answer is right
     when the greedy prediction of each of its tokens is right, given the prompt and the true answers
     before it. `unit` counts whole answers, or single tokens of answers (a gentler number).
     """

@@ -1,8 +1,7 @@
 """A server's answers beside those of the in-process reference with the same chunks.
 
-Perplexity must agree within a limit. Recall is compared answer by answer. Two runs over the same
-prompts count as equal unless an exact sign test of the answers that only one of them has is
-significant at 1 %.
+Perplexity must agree within a limit. Recall over the same prompts counts as equal unless an exact
+sign test of the answers that only one run has is significant at 1 %.
 """
 
 from __future__ import annotations
@@ -103,8 +102,7 @@ def make_questions(
 @dataclass(frozen=True)
 class Turn:
     """One question: everything up to the answer, as the server had it, the right answer, the one
-    without reuse, and the one in the conversation, where the prefix cache holds the turns before
-    (`None` without one)."""
+    without reuse, and the one in the conversation (`None` without a prefix cache)."""
 
     prompt: tuple[int, ...]
     right: tuple[int, ...]

@@ -22,15 +22,8 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate import measure
 from oscar_zoo.evaluate.caches import SEED, Artifact, bit_facts, caches_of, encoder, facts_of
-from oscar_zoo.evaluate.measure import (
-    MAX_BYTES,
-    TaskPrompt,
-    all_logits,
-    exact_predictions,
-    room_for,
-    simulating,
-)
 from oscar_zoo.evaluate.outcome import SessionsReport, SessionsRow
 from oscar_zoo.evaluate.questions import Encode
 from oscar_zoo.evaluate.shared import Progress, mixed, ticking
@@ -47,7 +40,7 @@ class Session:
     its scored positions; `sampled`, `[n]` bool, marks those that are spread evenly, whose
     divergence counts."""
 
-    prompt: TaskPrompt
+    prompt: measure.TaskPrompt
     calls: tuple[Stretch, ...]
     recalls: tuple[Stretch, ...]
     sampled: Tensor
@@ -84,7 +77,7 @@ class Session:
             return tuple((first, last) for first, last in found)
 
         return cls(
-            TaskPrompt(torch.tensor(ids[:length], device="cpu"), scored),
+            measure.TaskPrompt(torch.tensor(ids[:length], device="cpu"), scored),
             places(calls),
             places(recalls),
             torch.tensor([at in even for at in scored.tolist()], device="cpu"),
@@ -110,7 +103,7 @@ def measure_sessions(
     recipe: ServingRecipe,
     number: int,
     length: int,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = measure.MAX_BYTES,
     progress: Progress = lambda done, total, unit: None,
 ) -> SessionsReport:
     """Measure `number` sessions of `length` tokens under BF16, data-free INT2 caches and that of an
@@ -118,17 +111,17 @@ def measure_sessions(
     `max_bytes`."""
     encode, caches = encoder(model.tokenizer), caches_of(model.block, artifact, recipe)
     files = {one["source"]: one["text"] for one in mixed("validation") if one["kind"] == "code"}
-    room = room_for(model, max_bytes) // number
+    room = measure.room_for(model, max_bytes) // number
     sessions = [Session.write(files, encode, length, f"{SEED} {at}", room) for at in range(number)]
     prompts = [one.prompt for one in sessions]
     tick = ticking(progress, (1 + len(caches)) * number, "sessions")
-    exact = exact_predictions(model, prompts, max_bytes=max_bytes, tick=tick)
+    exact = measure.exact_predictions(model, prompts, max_bytes=max_bytes, tick=tick)
     edges = [length >> at for at in reversed(range(BINS))]
     base, rows = list[list[int]](), []
     for cache, spec in caches.items():
         said = []
-        with simulating(model, spec):
-            for at, logits in enumerate(all_logits(model, prompts)):
+        with measure.simulating(model, spec):
+            for at, logits in enumerate(measure.all_logits(model, prompts)):
                 said.append(_Said(logits.argmax(-1).cpu(), exact.divergences(at, logits)))
                 tick()
         calls = [one.at(call) for one, of in zip(said, sessions, strict=True) for call in of.calls]

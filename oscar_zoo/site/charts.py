@@ -1,9 +1,9 @@
 """The charts of an artifact as inline SVG: spectra, clip curves, errors by layer, scores over time.
 
-Layers are shown as a range, its middle half and its middle: a model may have a hundred of them, and
-single lines say less than where most of them are. Colours and fonts come from the page's style, so
-charts follow its light and dark schemes and its policy. Each has a sentence for screen readers.
-Names, notes and scores come from manifests that anybody may have written: `tag` escapes them.
+Layers, of which a model may have a hundred, are shown as a range, its middle half and its middle.
+Colours and fonts come from the page's style, so charts follow its light and dark schemes and its
+policy. Each has a sentence for screen readers. Names, notes and scores come from manifests that
+anybody may have written: `tag` escapes them.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -15,10 +14,10 @@ from oscar_zoo.artifact import manifest, outcome
 from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, SignatureReport, Verified, says
-from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
+from oscar_zoo.errors import ArtifactNotFound, OscarZooError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.observer import SILENT, Note, Observer
-from oscar_zoo.registry import known_names, measured, score_file
+from oscar_zoo.registry import known_names, measured, score_file, targets
 from oscar_zoo.registry import measured as known
 from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.catalog import Catalog
@@ -29,16 +28,7 @@ from oscar_zoo.registry.lookup import known_entries, look, unknown_name
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.score_file import key
 from oscar_zoo.registry.signatures import NOT_SIGNED, signature_of
-from oscar_zoo.registry.store import Record, Store
-from oscar_zoo.registry.targets import (
-    ModelChoice,
-    ModelTarget,
-    NameTarget,
-    PathTarget,
-    computing,
-    looking_up,
-    parse,
-)
+from oscar_zoo.registry.store import Record, Store, StoredArtifact
 from oscar_zoo.registry.verify import check_one, existing_path
 from oscar_zoo.registry.view import HubView
 from oscar_zoo.serving.memory import estimate_memory
@@ -190,18 +180,18 @@ class Description:
 
 def run(params: InfoParams, observer: Observer = SILENT) -> Description:
     """What is known about a model, an artifact, or what lies in a folder."""
-    target = parse(params.name)
-    if isinstance(target, ModelTarget):
+    target = targets.parse(params.name)
+    if isinstance(target, targets.ModelTarget):
         check_served(target.choice)
-    if isinstance(target, PathTarget):
+    if isinstance(target, targets.PathTarget):
         return describe_folder(target, gpu_memory=params.gpu_memory)
     sources = Sources(params.hubs, offline=params.offline)
-    with looking_up(target, SILENT):
+    with targets.looking_up(target, SILENT):
         return describe(target, sources, gpu_memory=params.gpu_memory, any_model=True)
 
 
 def describe(
-    target: ModelTarget | NameTarget,
+    target: targets.ModelTarget | targets.NameTarget,
     sources: Sources,
     *,
     gpu_memory: int | None = None,
@@ -224,33 +214,55 @@ def describe(
     if not meant and (about is None or narrowed):
         names = [one.reference for one in every]
         raise _unknown(target, recipe, names, views, unreachable, sources)
-    copies = [records[one] for one in meant if one in records]
-    manifests = [found for one in meant if (found := _manifest(entries.get(one), records.get(one)))]
-    scores = {str(one): entries[one].scores if one in entries else () for one in meant}
-    offered = [row for view in views for row in _offered(view, meant)]
+    copies = {one: records[one] for one in meant if one in records}
+    stored = {one: Store().intact(record) for one, record in copies.items()}
+    manifests = []
+    for one in meant:  # a damaged copy says nothing
+        found, entry = stored.get(one), entries.get(one)
+        said = (found.manifest if found else None) or (entry.manifest if entry else None)
+        manifests += [said] if said else []
+    return _description(
+        model,
+        about,
+        recipe,
+        manifests,
+        {str(one): entries[one].scores if one in entries else () for one in meant},
+        gpu_memory,
+        installed=tuple(_copy(record, stored[one]) for one, record in copies.items()),
+        offered=tuple(row for view in views for row in _offered(view, meant)),
+        unreachable=tuple(unreachable),
+        warnings=tuple(text for record in copies.values() for text in status_warnings(record)),
+        records=tuple(copies.values()),
+    )
+
+
+def _description(
+    name: str,
+    about: KnownModel | None,
+    recipe: ModelRecipe | None,
+    manifests: Sequence[manifest.Manifest],
+    scores: Mapping[str, tuple[Score, ...]],
+    gpu_memory: int | None,
+    **more: Any,
+) -> Description:
+    """With what follows from the model and its manifests, whoever has the artifacts."""
     return Description(
-        name=model,
+        name=name,
         model=about,
         recipe=recipe,
         works=_works(about),
         artifacts=tuple(manifests),
-        measured=_measured(manifests, scores, copies),
+        measured=_measured(manifests, scores, more.get("records", ())),
         scores=scores,
-        installed=tuple(map(_copy, copies)),
-        offered=tuple(offered),
-        unreachable=tuple(unreachable),
-        warnings=tuple(text for record in copies for text in status_warnings(record)),
         memory=cast("Memory | None", estimate_memory(recipe, manifests, gpu_memory)),
-        records=tuple(copies),
+        **more,
     )
 
 
-def _copy(record: Record) -> Copy:
-    signature, intact = NOT_SIGNED, False
-    with contextlib.suppress(IntegrityError):
-        signature, intact = signature_of(Store().open(record.digest, record.id)), True
-    named = (record.id, record.digest, record.path)
-    return Copy(*named, intact, record.fetch_again, signature)
+def _copy(record: Record, stored: StoredArtifact | None) -> Copy:
+    signature = NOT_SIGNED if stored is None else signature_of(stored)
+    named = (record.id, record.digest, record.path, stored is not None)
+    return Copy(*named, record.fetch_again, signature)
 
 
 def _means(
@@ -263,16 +275,6 @@ def _means(
     return reference.digest is None or any(one.startswith(reference.digest) for one in digests)
 
 
-def _manifest(entry: Entry | None, record: Record | None) -> manifest.Manifest | None:
-    """The manifest of a copy in the store, else of a hub or the package."""
-    if record is not None:
-        with contextlib.suppress(IntegrityError):  # a damaged copy says nothing
-            stored = Store().open(record.digest, record.id)
-            if stored.manifest is not None:
-                return stored.manifest
-    return entry.manifest if entry else None
-
-
 def _offered(view: HubView, artifacts: Sequence[ArtifactId]) -> Iterator[Offer]:
     keys = {artifact.key for artifact in artifacts}
     for artifact in view.hub.artifacts():
@@ -283,7 +285,9 @@ def _offered(view: HubView, artifacts: Sequence[ArtifactId]) -> Iterator[Offer]:
             yield Offer(artifact, view.hub.name, *told)
 
 
-def _known_model(choice: ModelChoice | None, recipe: ModelRecipe | None) -> KnownModel | None:
+def _known_model(
+    choice: targets.ModelChoice | None, recipe: ModelRecipe | None
+) -> KnownModel | None:
     """From the zoo, or from a `config.json` on this machine; `None` where neither has it."""
     if recipe is not None:
         return KnownModel(choice.source if choice else recipe.hf_id, recipe.model_type)
@@ -313,7 +317,7 @@ def _measured(
 
 
 def _unknown(
-    target: ModelTarget | NameTarget,
+    target: targets.ModelTarget | targets.NameTarget,
     recipe: ModelRecipe | None,
     known: Sequence[str],
     views: Sequence[HubView],
@@ -326,11 +330,11 @@ def _unknown(
     close = () if recipe else Catalog.packaged().close_matches(target.text, models)
     error = unknown_name(target.text, unreachable, close)
     if recipe is None and target.choice is not None:
-        error.next_step = computing(target.choice, sources)
+        error.next_step = targets.computing(target.choice, sources)
     return error
 
 
-def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Description:
+def describe_folder(target: targets.PathTarget, *, gpu_memory: int | None = None) -> Description:
     """What the `oscar.json` of a folder says of the artifact in it, its model, and the scores
     beside it. The files are verified; no hub is asked.
     """
@@ -339,20 +343,9 @@ def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Des
     if not isinstance(found, Verified):
         warnings.append(outcome.failed_verification(str(target), found))
     manifests = () if entry.manifest is None else (entry.manifest,)
-    scores = {str(entry.id): entry.scores}
-    about = _known_model(None, entry.recipe)
-    return Description(
-        name=entry.id.model,
-        model=about,
-        recipe=entry.recipe,
-        works=_works(about),
-        artifacts=manifests,
-        measured=_measured(manifests, scores, ()),
-        scores=scores,
-        warnings=tuple(warnings),
-        memory=cast("Memory | None", estimate_memory(entry.recipe, manifests, gpu_memory)),
-        verified=found,
-    )
+    about, scores = _known_model(None, entry.recipe), {str(entry.id): entry.scores}
+    known = (entry.id.model, about, entry.recipe, manifests, scores, gpu_memory)
+    return _description(*known, warnings=tuple(warnings), verified=found)
 
 
 @dataclass(frozen=True)
@@ -396,11 +389,11 @@ def run_scores(params: ScoresParams, observer: Observer = SILENT) -> ScoresRepor
 
     Where nothing is known, the observer is told which hubs did not answer.
     """
-    target = parse(params.name)
-    if isinstance(target, PathTarget):
+    target = targets.parse(params.name)
+    if isinstance(target, targets.PathTarget):
         found = describe_folder(target)
     else:
-        with looking_up(target, SILENT):
+        with targets.looking_up(target, SILENT):
             found = describe(target, Sources(params.hubs, offline=params.offline))
     for error in () if found.scores else found.unreachable:
         observer.note(Note("hub.unreachable", error.message))
@@ -412,7 +405,7 @@ def run_scores(params: ScoresParams, observer: Observer = SILENT) -> ScoresRepor
         place, path = artifact.reference, score_file.in_state(artifact)
         own: tuple[Score, ...] = ()
         warnings = status_warnings(record) if record else ()
-        if isinstance(target, PathTarget):
+        if isinstance(target, targets.PathTarget):
             place, path = path_text(target.path), score_file.in_folder(target.path)
             warnings = found.warnings
         elif (file := score_file.read(path)) is not None:

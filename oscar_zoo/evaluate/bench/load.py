@@ -52,7 +52,6 @@ PROBES = 3
 MOST_MESSAGES = 20
 """Number of different errors that are kept."""
 END = b"data: [DONE]"
-PROC = Path("/proc")
 SAMPLE_PAUSE = 1.0
 """Seconds between two samples of memory."""
 Progress = Callable[[int, int, str], None]
@@ -114,9 +113,8 @@ class Drain:
 
 @dataclass
 class Call:
-    """One request and what became of it: its prompt, the tokens it generates, and after how many
-    its client hangs up (`None`: never); then the new tokens that arrived, seconds to the first of
-    them, whether its client hung up, and what went wrong."""
+    """One request, whose client hangs up after so many tokens, and what became of it: the new
+    tokens that arrived, seconds to the first of them, and what went wrong."""
 
     prompt: tuple[int, ...]
     new_tokens: int
@@ -441,10 +439,10 @@ def usage(samples: Sequence[int]) -> Usage | None:
     return Usage(int(statistics.median(middle)), int(statistics.median(end)), max(samples))
 
 
-def group_memory(group: int, proc: Path = PROC) -> int:
+def group_memory(group: int) -> int:
     """Resident bytes of all processes of a process group, shared pages counted in each."""
     total, page = 0, os.sysconf("SC_PAGE_SIZE")
-    for place in proc.glob("[0-9]*"):
+    for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):  # gone meanwhile
             fields = (place / "stat").read_text().rpartition(") ")[2].split()
             if int(fields[2]) == group:

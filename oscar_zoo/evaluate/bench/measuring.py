@@ -1,9 +1,8 @@
 """Compare stock SGLang or vLLM with a BF16 and an FP8 cache, and with an INT2 cache, on this
 machine; or put many clients on an INT2 server of our own, and see what does not hold.
 
-Both measure a model and an artifact that are real, or made up here. On a CPU the memory is judged
-as `serve` judges it. `serve` also takes a large model on a CPU that nobody named, because a server
-may be asked for one answer; a benchmark asks for thousands.
+Both measure a model and an artifact that are real, or made up here. Unlike `serve`, neither takes a
+large model on a CPU that nobody named: they ask for thousands of answers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from oscar_zoo.artifact.durable import check_file
 from oscar_zoo.artifact.specs import Geometry
@@ -61,6 +60,8 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
     check_files(params)
     (require_vllm if of_vllm else require_serve)()
     longest = max(case.context + params.new_tokens for case in cases)
+    asked: Any = {"cases": cases, "bulk": bulk}
+    asked |= {"new_tokens": params.new_tokens, "repeats": params.repeats}
     with starting.private_folder() as private:
         longest = max(longest, bulk.longest if bulk else 1)
         subject = find_subject("bench serve", params, private, observer, longest=longest)
@@ -79,16 +80,13 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
             recipe=subject.model.recipe,
             device=device,
             kernels=starting.kernels_folder(),
-            cases=cases,
-            new_tokens=params.new_tokens,
-            repeats=params.repeats,
             requests=requests,
             port=plan.free_port(),
             revision=params.revision,
             flags=flags,
-            bulk=bulk,
             gpu=gpu,
             engine=params.engine,
+            **asked,
         )
         usual = () if of_vllm else (starting.BACKENDS[device],)
         chosen = sides.all_sides(caches, baselines or usual)
@@ -97,18 +95,14 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
             weights="random" if subject.random_weights else "loaded",
             artifact=MeasuredArtifact(subject.label, artifact.verified.digest),
             device=device_name(device, gpu),
-            new_tokens=params.new_tokens,
-            cases=cases,
             sides=[],
-            repeats=params.repeats,
-            bulk=bulk,
+            **asked,
         )
         _measure_all(report, chosen, partial(_measure, engines, params.timeout, private, observer))
     return report
 
 
 def load(params: BenchLoadParams, observer: Observer = SILENT) -> LoadReport:
-    """Start an INT2 server, let the clients work with it, and end it with SIGTERM."""
     params = _checked(params)
     flags = UserFlags(params.engine_flags)
     require_serve()

@@ -3,11 +3,10 @@ and as processes, whose news are followed until they end.
 
 A side that fails keeps every repeat it measured and says in one line why it ended.
 
-Prompts are random token ids, so no side loads a tokenizer, and the prefix cache is off: every
-prompt is computed. A run with conversations turns it on, with the schedule that finds most prefixes
-in a cache that is too small for all of them. A model without weights and an artifact without data
-are made here too: the time per token does not depend on the numbers in the cache, except that
-experts of a mixture get equal load.
+Prompts are random token ids, so no side loads a tokenizer, and the prefix cache is off. A run with
+conversations turns it on, with the schedule that finds most prefixes in a cache that is too small
+for all of them. A model without weights and an artifact without data are made here too: the time
+per token does not depend on the numbers in the cache, but experts of a mixture get equal load.
 """
 
 from __future__ import annotations
@@ -88,6 +87,10 @@ class Engines:
     engine: str = "sglang"
 
 
+_OF_JOB = ("cases", "new_tokens", "repeats", "bulk")
+"""Fields that a job has too."""
+
+
 def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
     for backend in backends:
         if not _BACKEND.fullmatch(backend):
@@ -104,7 +107,7 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
 
 
 def read_flags(words: Sequence[str], engine: str = "sglang") -> UserFlags:
-    """Read the flags behind `--`, and refuse those that would make the sides differ."""
+    """Those behind `--`; refuses those that would make the sides differ."""
     if engine == "vllm":
         vllm.check_words(words := vllm.spelled(words))
     for word in (word for word in words if word.startswith("--")):
@@ -168,14 +171,9 @@ def _spelled(flags: Mapping[str, str]) -> list[str]:
 
 def job(side: Side, engines: Engines, folder: Path) -> OfflineJob:
     ranks = () if engines.engine == "vllm" else rank_port(engines.flags)
-    return OfflineJob(
-        arguments=(*ranks, *arguments(side, engines)),
-        cases=engines.cases,
-        new_tokens=engines.new_tokens,
-        repeats=engines.repeats,
-        news=str(folder / f"{side.name}.news"),
-        bulk=engines.bulk,
-    )
+    words, news = (*ranks, *arguments(side, engines)), str(folder / f"{side.name}.news")
+    same: Any = {name: getattr(engines, name) for name in _OF_JOB}
+    return OfflineJob(arguments=words, news=news, **same)
 
 
 def command(

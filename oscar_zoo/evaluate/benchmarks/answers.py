@@ -209,8 +209,11 @@ def chat_request(
 def ask(client: ServerClient, request: Mapping[str, Any]) -> Answer:
     """The server's answer to messages, or the log-probability of a continuation behind its
     context."""
-    if "messages" not in request:
-        return _log_probability(client, request["context"], request["continuation"])
+    if "messages" not in request:  # spaces between the two belong to the continuation
+        context, continuation = request["context"], request["continuation"]
+        whole, before = client.tokenize(context + continuation), client.tokenize(context.rstrip())
+        scored = client.score(whole, start=max(1, len(before)) - 1)
+        return Answer("", "scored", len(whole), 0, log_probability=sum(scored.values))
     said = client.post("/v1/chat/completions", {"model": client.model_id, **request})
     try:
         choice, usage = said["choices"][0], said["usage"]
@@ -240,12 +243,3 @@ def _split(reasoning: str, content: str, *, asked_to_think: bool | None) -> tupl
     if content.lstrip().startswith("<think>") or (asked_to_think and not reasoning):
         return reasoning + content, ""
     return reasoning, content
-
-
-def _log_probability(client: ServerClient, context: str, continuation: str) -> Answer:
-    """The sum over the tokens of `continuation`; spaces between the two belong to it."""
-    before = context.rstrip()
-    whole = client.tokenize(context + continuation)
-    start = max(1, len(client.tokenize(before)))
-    scored = client.score(whole, start=start - 1)
-    return Answer("", "scored", len(whole), 0, log_probability=sum(scored.values))

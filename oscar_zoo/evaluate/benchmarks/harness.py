@@ -251,9 +251,8 @@ class AnswersMissing(Exception):
 
 @dataclass(eq=False)
 class KeptModel(LM):  # type: ignore[misc]
-    """A model for the harness, one repeat of one cache: answers of an earlier run are read, others
-    asked for with `ask`, or `AnswersMissing` is raised without it. `used` are the answers in the
-    order of the questions."""
+    """A model for the harness, one repeat of one cache. Answers of an earlier run are read, others
+    asked for. `used` are the answers in the order of the questions."""
 
     arm: str
     seed: int

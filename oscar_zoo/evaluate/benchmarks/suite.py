@@ -396,11 +396,9 @@ def _keep(
     served: Served,
     observer: Observer,
 ) -> Path | None:
-    """Write the scores; `None` for an artifact that has no id, or was not made for this model.
-
-    Those of all questions of a public set get to the other scores of the artifact, which `publish`
-    takes along. A part of a set, the sample and rows of the user get a file of their own.
-    """
+    """Write the scores of an artifact that has an id and was made for this model. Those of all
+    questions of a public set get to the others of the artifact, which `publish` takes along. A part
+    of a set, the sample and rows of the user get a file of their own."""
     artifact = served.artifact
     if artifact.id is None or not made_for(artifact, model):
         text = f"no scores are recorded: {artifact.label} has no manifest that names this model."
