@@ -27,47 +27,40 @@ LONG = "32768"
 
 @dataclass(frozen=True)
 class AlternativeRow:
-    """Facts about an alternative that need none of its code: `made_by` is a `module:function` of
-    this package, from bits and a `Subject` to a cache; `widths` are the bits that may follow the
-    name, and `bits` those that the function is given without them. Exact `windows` of first and
-    last tokens are those of the recipe, which the method as published does not have (`lent`), some
-    of its own, or none."""
+    """Facts about an alternative that need none of its code: `widths` are the bits that may follow
+    the name. Exact `windows` of first and last tokens are those of the recipe, which the method as
+    published does not have (`lent`), some of its own, or none. `made_by` is a `module:function` of
+    this package, from bits (`bits` where the name has none) and a `Subject` to a cache; by default
+    the function of that name in `formats`."""
 
     name: str
     title: str
-    made_by: str
     source: str | None
     widths: tuple[float, ...] = ()
     bits: float | None = None
     windows: Literal["lent", "own", "none"] | None = "lent"
+    made_by: str = ""
 
 
 _INT, _KIVI, _TURBO = "arXiv 2605.17757", "arXiv 2402.02750", "arXiv 2504.19874"
-_OMNI = "arXiv 2605.19660"
+_OMNI, _SGLANG, _INTEGERS = "arXiv 2605.19660", "SGLang 0.5.21", "caches:integers"
+_CLIP, _OWN = "caches:hadamard_clipped", "caches:transformed"
 _ROWS = (
-    AlternativeRow("fp8", "FP8 e4m3", "formats:fp8", "SGLang 0.5.21", windows="none"),
-    AlternativeRow(
-        "fp8-scaled", "FP8 e4m3, scaled", "formats:fp8_scaled", "SGLang 0.5.21", windows="none"
-    ),
-    AlternativeRow("int4", "INT4", "caches:integers", _INT, bits=4),
-    AlternativeRow("k4v2", "INT, K4V2", "caches:integers", _INT, bits=3),
-    AlternativeRow("int2", "INT2", "caches:integers", _INT, bits=2),
-    AlternativeRow("hadamard", "Hadamard", "caches:hadamard", _INT, (2, 3, 4)),
-    AlternativeRow("hadamard-clip", "Hadamard, clipped", "caches:hadamard_clipped", _INT, bits=2),
-    AlternativeRow("kivi", "KIVI", "formats:kivi", _KIVI, (2, 4), windows="own"),
-    AlternativeRow("kivi-windows", "KIVI, our windows", "formats:kivi_windows", _KIVI, (2, 4)),
-    AlternativeRow(
-        "kivi-token", "KIVI, keys per token", "formats:kivi_token", _KIVI, (2, 4), windows="own"
-    ),
-    AlternativeRow(
-        "omni-scaled", "OScaR of Su et al.", "formats:omni_scaled", _OMNI, (2, 4), windows="own"
-    ),
-    AlternativeRow("turboquant", "TurboQuant", "formats:turboquant", _TURBO, (2, 2.5, 3, 3.5, 4)),
-    AlternativeRow(
-        "turboquant-prod", "TurboQuant, products", "formats:turboquant_prod", _TURBO, (2, 3, 4)
-    ),
-    AlternativeRow("lmdeploy", "LMDeploy K4V2", "formats:lmdeploy", "LMDeploy PR 4510"),
-    AlternativeRow(OWN, "This artifact", "caches:transformed", _INT, (2, 3, 4), windows="own"),
+    AlternativeRow("fp8", "FP8 e4m3", _SGLANG, windows="none"),
+    AlternativeRow("fp8-scaled", "FP8 e4m3, scaled", _SGLANG, windows="none"),
+    AlternativeRow("int4", "INT4", _INT, bits=4, made_by=_INTEGERS),
+    AlternativeRow("k4v2", "INT, K4V2", _INT, bits=3, made_by=_INTEGERS),
+    AlternativeRow("int2", "INT2", _INT, bits=2, made_by=_INTEGERS),
+    AlternativeRow("hadamard", "Hadamard", _INT, (2, 3, 4), made_by="caches:hadamard"),
+    AlternativeRow("hadamard-clip", "Hadamard, clipped", _INT, bits=2, made_by=_CLIP),
+    AlternativeRow("kivi", "KIVI", _KIVI, (2, 4), windows="own"),
+    AlternativeRow("kivi-windows", "KIVI, our windows", _KIVI, (2, 4)),
+    AlternativeRow("kivi-token", "KIVI, keys per token", _KIVI, (2, 4), windows="own"),
+    AlternativeRow("omni-scaled", "OScaR of Su et al.", _OMNI, (2, 4), windows="own"),
+    AlternativeRow("turboquant", "TurboQuant", _TURBO, (2, 2.5, 3, 3.5, 4)),
+    AlternativeRow("turboquant-prod", "TurboQuant, products", _TURBO, (2, 3, 4)),
+    AlternativeRow("lmdeploy", "LMDeploy K4V2", "LMDeploy PR 4510"),
+    AlternativeRow(OWN, "This artifact", _INT, (2, 3, 4), windows="own", made_by=_OWN),
 )
 TABLE: Mapping[str, AlternativeRow] = {row.name: row for row in _ROWS}
 
@@ -90,14 +83,15 @@ class Choice:
 
     def build(self, subject: Subject) -> Alternative | CacheSpec:
         """The cache, ready to be simulated; raises `UsageError` where the model does not fit."""
-        make: Any = pkgutil.resolve_name(f"{__package__}.{self.row.made_by}")
+        place = self.row.made_by or f"formats:{self.row.name.replace('-', '_')}"
+        make: Any = pkgutil.resolve_name(f"{__package__}.{place}")
         bits = self.row.bits if self.bits is None else self.bits
         cache: Alternative | CacheSpec = make(bits, subject)
         cache.check(subject.geometry)
         return cache
 
 
-BF16 = Choice(AlternativeRow("bf16", "BF16", "", None, windows=None))
+BF16 = Choice(AlternativeRow("bf16", "BF16", None, windows=None))
 
 
 def choices(names: Sequence[str]) -> tuple[Choice, ...]:

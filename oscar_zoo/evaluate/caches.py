@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oscar_kernels.spec import QuantSpec, row_bytes
-from oscar_zoo.artifact.formats import Role, RotationSet, hadamard_set
+from oscar_zoo.artifact.formats import RotationSet, hadamard_set
 from oscar_zoo.artifact.specs import Clip, CodeBits, Geometry, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate import measure
@@ -27,12 +26,11 @@ from oscar_zoo.evaluate.formats import Alternative, RowCode, Schedule, Subject
 from oscar_zoo.evaluate.outcome import AgainstReport, AgainstRow, EvalReport, EvalRow, MeasuredModel
 from oscar_zoo.evaluate.questions import Perplexity, Recall
 from oscar_zoo.evaluate.shared import TEXTS, Progress, fitting, read_text, ticking
-from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
+from oscar_zoo.evaluate.simulated_cache import BF16_BITS, CacheSpec, SimulatedCache
 from oscar_zoo.evaluate.statistics import relative_change, standard_error
 from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.loading import LoadedModel
 
-BF16_BITS = 16.0
 CONTEXTS = (8192, 32768, 131072)
 """Tokens of sequences for which a comparison also tells what an element costs."""
 CODE_BITS: dict[float, tuple[CodeBits, CodeBits]] = {2: (2, 2), 3: (4, 2), 4: (4, 4)}
@@ -65,54 +63,18 @@ def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     return encode
 
 
-def bits_of(
-    spec: CacheSpec | Alternative | None, geometry: Geometry, length: int
-) -> tuple[float, float]:
-    """Bits of one stored element, and of everything that a sequence of `length` tokens occupies for
-    each element of its rows, high-precision windows included."""
-    if spec is None:
-        return BF16_BITS, BF16_BITS
-    if isinstance(spec, Alternative):
-        return spec.stored_bits(geometry), spec.bits_at(geometry, length)
-    return stored_bits(spec, geometry), bits_with_windows(spec, geometry, length)
-
-
-def stored_bits(spec: CacheSpec, geometry: Geometry) -> float:
-    """Scales and offsets included, on average over the layers. Rotary keys beside latents have 16
-    bits."""
-    specs = _specs(spec, geometry)
-    exact = len(specs) * (geometry.rotary_key or 0)
-    channels = exact + sum(one.head_dim for one in specs)
-    return (8 * sum(map(row_bytes, specs)) + BF16_BITS * exact) / channels
-
-
-def code_bits(spec: CacheSpec, geometry: Geometry) -> float:
-    """The same of the codes alone."""
-    specs = _specs(spec, geometry)
-    return sum(one.bits * one.head_dim for one in specs) / sum(one.head_dim for one in specs)
-
-
-def _specs(spec: CacheSpec, geometry: Geometry) -> list[QuantSpec]:
-    layers = range(len(geometry.attention_layers))
-    sides: tuple[tuple[Role, int], ...] = ("k", geometry.head_dim), ("v", geometry.v_head_dim)
-    sides = sides[:1] if geometry.rotary_key else sides
-    return [spec.recipe.quant_spec(role, width, i) for role, width in sides for i in layers]
-
-
-def bits_with_windows(spec: CacheSpec, geometry: Geometry, length: int) -> float:
-    windows = spec.recipe.windows
-    # INT2 rows exist for every token, the windows on top of them.
-    return stored_bits(spec, geometry) + BF16_BITS * (windows.sink + windows.recent) / length
+def bits_at(spec: CacheSpec | Alternative | None, geometry: Geometry, length: int) -> float:
+    """Of all that a sequence occupies, for each element of its rows."""
+    return BF16_BITS if spec is None else spec.bits_at(geometry, length)
 
 
 def bit_facts(
     spec: CacheSpec | Alternative | None, geometry: Geometry, length: int
 ) -> dict[str, Any]:
-    stored, whole = bits_of(spec, geometry, length)
     return {
-        "bits_per_element": stored,
-        "bits_per_element_with_windows": whole,
-        "bits_per_element_at": {str(n): bits_of(spec, geometry, n)[1] for n in CONTEXTS},
+        "bits_per_element": BF16_BITS if spec is None else spec.stored_bits(geometry),
+        "bits_per_element_with_windows": bits_at(spec, geometry, length),
+        "bits_per_element_at": {str(n): bits_at(spec, geometry, n) for n in CONTEXTS},
     }
 
 
@@ -315,7 +277,7 @@ def compare(
         change, error = relative_change(cut.result, perplexity, base)
         own, title = choice.row.name == OWN, choice.title
         if own and isinstance(cache, CacheSpec):
-            title = f"{method}:{code_bits(cache, model.block):.3g}"
+            title = f"{method}:{cache.code_bits(model.block):.3g}"
         row = AgainstRow(
             cache=choice.name,
             title=title,
@@ -332,7 +294,7 @@ def compare(
             digits_error=standard_error(truediv, shares[0]),
             answers=shares[1].value,
             answers_error=standard_error(truediv, shares[1]),
-            tokens_per_gb=int(8e9 / bits_of(cache, model.block, context)[1] / elements),
+            tokens_per_gb=int(8e9 / bits_at(cache, model.block, context) / elements),
             **bit_facts(cache, model.block, length),
         )
         rows.append(row)

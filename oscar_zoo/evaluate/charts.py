@@ -93,15 +93,13 @@ def loss_chart(report: AgainstReport, title: str, kind: Kind = "png") -> bytes:
     rows = [row for row in report.rows if row.divergence > 0]
     with _drawing(10.5, 5.6, title) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
-        length = length_text(report.length)
-        short = [row.bits_per_element_with_windows for row in rows]
-        _losses(left, rows, short, [row.pareto for row in rows])
-        left.set_title(f"bits of sequences of {length} tokens, as measured", **_HEAD)
+        short, long = length_text(report.length), length_text(int(LONG))
+        left.set_title(f"bits of sequences of {short} tokens, as measured", **_HEAD)
+        right.set_title(f"the same losses, bits of sequences of {long} tokens", **_HEAD)
+        measured = [(row.bits_per_element_with_windows, row.pareto) for row in rows]
+        _losses(left, rows, measured)
+        _losses(right, rows, [(r.bits_per_element_at[LONG], r.pareto_at[LONG]) for r in rows])
         left.set_ylabel("KL from the exact cache, nats per position")
-        long = [row.bits_per_element_at[LONG] for row in rows]
-        _losses(right, rows, long, [row.pareto_at[LONG] for row in rows])
-        length = length_text(int(LONG))
-        right.set_title(f"the same losses, bits of sequences of {length} tokens", **_HEAD)
         left.set_yscale("log", nonpositive="clip")  # error bars down to nothing do not stretch it
         losses = [row.divergence for row in rows]
         left.set_ylim(min(losses) / 2, max(losses) * 2)
@@ -113,10 +111,10 @@ def loss_chart(report: AgainstReport, title: str, kind: Kind = "png") -> bytes:
         return _saved(figure, title, kind)
 
 
-def _losses(
-    axes: Axes, rows: Sequence[AgainstRow], bits: Sequence[float], front: Sequence[bool]
-) -> None:
-    """The points of every method with error bars and the bits of their codes, and the front."""
+def _losses(axes: Axes, rows: Sequence[AgainstRow], places: Sequence[tuple[float, bool]]) -> None:
+    """The points of every method with error bars and the bits of their codes, and the front, from
+    the bits of every row and whether it is on the front."""
+    bits, front = zip(*places, strict=True)
     for at, name in enumerate(TABLE):
         own = [i for i, row in enumerate(rows) if row.cache.partition(":")[0] == name]
         own.sort(key=lambda i: bits[i])

@@ -199,9 +199,8 @@ def settings_of(values: Mapping[str, Sequence[Any]], recipe: ServingRecipe) -> l
             raise
         except ValueError:
             said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items())
-            raise UsageError(
-                f"no recipe has {said}.", hint="windows have at most 1,048,576 tokens"
-            ) from None
+            hint = "windows have at most 1,048,576 tokens"
+            raise UsageError(f"no recipe has {said}.", hint=hint) from None
         settings.append((changed, {name: _values_in(changed)[name] for name in given}))
     return settings
 

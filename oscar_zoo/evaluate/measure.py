@@ -120,12 +120,7 @@ def measure(
 def measure_each(
     model: LoadedModel, tasks: Sequence[Task], cache: Simulated | None, *, tick: Tick = _silent
 ) -> list[Measurement]:
-    prompts = tasks[0].prompts
-
-    def counter(task: Task) -> Callable[[int, Tensor], Part]:
-        return lambda number, logits: task.count(prompts[number], logits)
-
-    found = _counted(model, prompts, cache, [counter(task) for task in tasks], tick)
+    found = _counted(model, tasks[0].prompts, cache, list(map(_counter, tasks)), tick)
     return [Measurement.of(task, parts) for task, parts in zip(tasks, found, strict=True)]
 
 
@@ -146,16 +141,17 @@ def measure_both(
     tick: Tick = _silent,
 ) -> tuple[Measurement, Measurement]:
 
-    def count(number: int, logits: Tensor) -> Part:
-        return task.count(task.prompts[number], logits)
-
     def diverge(number: int, logits: Tensor) -> Part:
         scored, sampled = task.prompts[number].scored, exact.prompts[number].scored
         places = torch.searchsorted(scored, sampled).to(logits.device)
         return exact.part(number, logits if len(sampled) == len(scored) else logits[places])
 
-    counted, parts = _counted(model, task.prompts, cache, [count, diverge], tick)
+    counted, parts = _counted(model, task.prompts, cache, [_counter(task), diverge], tick)
     return Measurement.of(task, counted), mean_of(parts)
+
+
+def _counter(task: Task) -> Callable[[int, Tensor], Part]:
+    return lambda number, logits: task.count(task.prompts[number], logits)
 
 
 def _counted(

@@ -104,9 +104,9 @@ class Recall:
         if answers < 1:
             raise UsageError("no answers are asked for.")
         writer = _Writer(ids.tolist(), encode, random.Random(seed), windows, length, per_prompt)
-        number = -(-answers // per_prompt)
-        prompts = (writer.table() if i % 2 else writer.passkeys() for i in range(number))
-        return cls(tuple(prompts), seed, unit)
+        numbers = range(-(-answers // per_prompt))
+        prompts = tuple(writer.table() if i % 2 else writer.passkeys() for i in numbers)
+        return cls(prompts, seed, unit)
 
     def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
         found = right(prompt, logits)

@@ -24,6 +24,7 @@ from oscar_zoo.verb import shows
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.questions import Recall
     from oscar_zoo.evaluate.ruler_prompts import Place
+    from oscar_zoo.evaluate.simulated_cache import CacheSpec
 
 T = TypeVar("T")
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -54,7 +55,7 @@ def ask(params: RulerParams, observer: Observer = SILENT) -> RulerReport:
     require_compute()
     subject = find_subject("ruler", params, observer)
     # What follows imports torch and transformers, which takes seconds.
-    from oscar_zoo.evaluate.caches import bits_of, caches_of, encoder, facts_of
+    from oscar_zoo.evaluate.caches import bits_at, caches_of, encoder, facts_of
     from oscar_zoo.evaluate.measure import measure
     from oscar_zoo.evaluate.ruler_prompts import places_of, write_prompts
     from oscar_zoo.models.memory import memory_errors
@@ -90,13 +91,13 @@ def ask(params: RulerParams, observer: Observer = SILENT) -> RulerReport:
         tasks = write_prompts(places, encode(subject.text), encode, **size)
         total = len(specs) * sum(len(task.prompts) for task in tasks.values())
         tick = ticking(tell, total, "prompts")
-        cells = count_cells(
-            tasks,
-            specs,
-            lambda task, spec: int(sum(n for n, _ in measure(model, task, spec, tick=tick).parts)),
-        )
+
+        def right(task: Recall, spec: CacheSpec | None) -> int:
+            return int(sum(n for n, _ in measure(model, task, spec, tick=tick).parts))
+
+        cells = count_cells(tasks, specs, right)
     observer.begin((), timed=False)
-    rows = length_rows(cells, lambda cache, length: bits_of(specs[cache], block, length)[1])
+    rows = length_rows(cells, lambda cache, length: bits_at(specs[cache], block, length))
     return RulerReport(cells=cells, rows=rows, **size, **facts_of(model, subject.text, recipe))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import QuantSpec, row_bytes
 from oscar_zoo.artifact.formats import Array, Role, RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe, Windows
@@ -30,6 +30,7 @@ neighbours."""
 KEPT_TOKENS = 8192
 """Longest sequence whose masks are kept for the next layer; they take as many bytes as it has pairs
 of tokens. On a GPU making them anew would wait for the device in every layer."""
+BF16_BITS = 16.0
 WINDOW, STORED = 0, 1
 """Forms of a row: as it is in a high-precision window, and after it was quantized."""
 Stretches = tuple[tuple[int, int, int], ...]
@@ -154,6 +155,30 @@ class CacheSpec:
 
     def reads(self, positions: Tensor) -> Reads:
         return window_reads(self.recipe.windows, positions)
+
+    def stored_bits(self, geometry: Geometry) -> float:
+        """Of one element, scales and offsets included, on average over the layers. Rotary keys
+        beside latents have 16 bits."""
+        specs = self._specs(geometry)
+        exact = len(specs) * (geometry.rotary_key or 0)
+        channels = exact + sum(one.head_dim for one in specs)
+        return (8 * sum(map(row_bytes, specs)) + BF16_BITS * exact) / channels
+
+    def bits_at(self, geometry: Geometry, length: int) -> float:
+        """Of all that a sequence of `length` tokens occupies: the rows, and windows on top."""
+        exact = self.recipe.windows.sink + self.recipe.windows.recent
+        return self.stored_bits(geometry) + BF16_BITS * exact / length
+
+    def code_bits(self, geometry: Geometry) -> float:
+        """Of the codes alone."""
+        specs = self._specs(geometry)
+        return sum(one.bits * one.head_dim for one in specs) / sum(one.head_dim for one in specs)
+
+    def _specs(self, geometry: Geometry) -> list[QuantSpec]:
+        layers = range(len(geometry.attention_layers))
+        sides: tuple[tuple[Role, int], ...] = ("k", geometry.head_dim), ("v", geometry.v_head_dim)
+        sides = sides[:1] if geometry.rotary_key else sides
+        return [self.recipe.quant_spec(role, width, i) for role, width in sides for i in layers]
 
 
 @dataclass(frozen=True)
@@ -293,18 +318,12 @@ def cache_side(
     def tensor(array: Array) -> Tensor:
         return torch.tensor(array, dtype=torch.float32, device=device)
 
-    def wide(array: Array) -> Tensor:
-        if not beside:
-            return tensor(array)
-        matrix = tensor(array).reshape(spec.head_dim, spec.head_dim)  # latents have one KV head
-        return torch.block_diag(matrix, torch.eye(beside, device=device))
-
+    matrices = tensor(layer.forward), tensor(layer.partner)
+    if beside:  # latents have one KV head
+        square, ones = (spec.head_dim, spec.head_dim), torch.eye(beside, device=device)
+        forward, partner = (torch.block_diag(one.reshape(square), ones) for one in matrices)
+        matrices = forward, partner
     mean = None if layer.mean is None else tensor(layer.mean).reshape(-1, 1, spec.head_dim)
     feedback = layer.feedback_matrix
-    return Side(
-        wide(layer.forward),
-        wide(layer.partner),
-        mean,
-        spec,
-        None if feedback is None else torch.from_numpy(feedback).to(device),
-    )
+    coded = None if feedback is None else torch.from_numpy(feedback).to(device)
+    return Side(*matrices, mean, spec, coded)

@@ -87,18 +87,17 @@ def run(params: SiteParams, observer: Observer = SILENT) -> BuiltSite:
     known = {entry.id.model.casefold() for entry in entries}
     recipes = [one for one in catalog.recipes() if one.name.casefold() not in known]
     exhibits = [_exhibit(entry, views) for entry in entries]
-    files = nbytes = 0
+    pages = dict(pages_of(exhibits, recipes))
     with durable.storage_errors(f"cannot write {target}"):
         durable.make_folders(target.parent)
         with durable.staged_folder(target.parent) as staged:
-            for path, content in pages_of(exhibits, recipes):
+            for path, content in [*pages.items(), (MARK, b"")]:
                 place = staged / path
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(content)
-                files, nbytes = files + 1, nbytes + len(content)
-            (staged / MARK).write_bytes(b"")
             _place(staged, target)
-    return BuiltSite(target, target / INDEX, len(exhibits), files, nbytes, tuple(unreachable))
+    sizes = (len(exhibits), len(pages), sum(map(len, pages.values())))
+    return BuiltSite(target, target / INDEX, *sizes, tuple(unreachable))
 
 
 def _check(target: Path) -> None:
@@ -106,10 +105,8 @@ def _check(target: Path) -> None:
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise UsageError(f"{target} is not a folder.", hint="name a new folder with --output")
     if target.is_dir() and any(target.iterdir()) and not (target / MARK).is_file():
-        raise ConflictError(
-            f"{target} has files that are no site of oscar-zoo.",
-            hint="name a new or an empty folder with --output",
-        )
+        hint = "name a new or an empty folder with --output"
+        raise ConflictError(f"{target} has files that are no site of oscar-zoo.", hint=hint)
     check_folder(target)
     check_folder(target.parent)
 
@@ -183,8 +180,7 @@ def _spectrum(rotations: RotationSet) -> Spectrum | None:
     for layer in rotations.layers:
         if layer.eigenvalues is None:
             return None
-        values = np.asarray(layer.eigenvalues, dtype=np.float64)
-        values = values if values.ndim == 1 else values.mean(axis=0)
+        values = np.atleast_2d(np.asarray(layer.eigenvalues, dtype=np.float64)).mean(axis=0)
         if not np.isfinite(values).all() or values.max() <= 0 or values.min() == values.max():
             return None
         layers.append(values.tolist())

@@ -128,8 +128,8 @@ class RemovedArtifacts:
 
 def remove(params: CacheRmParams, observer: Observer = SILENT) -> RemovedArtifacts:
     """Remove artifacts from the store, all or none, and what killed processes left in it."""
-    targets = [parse_name(name) for name in params.names]
     store, records = Store(), dict[Path, Record]()
+    targets = [parse_name(name) for name in params.names]
     store.tidy()
     for target in targets:
         record = find_stored(target.reference, store)

@@ -160,13 +160,12 @@ def listing(params: ListParams, observer: Observer = SILENT) -> Listing:
         entries = [one for one in entries if _has_all(one, words)]
         recipes = tuple(one for one in recipes if _has(words, one.names, [one.family]))
         close = () if entries or recipes else catalog.close_matches(" ".join(words), models)
-    fitting = [
-        one for one in entries if all(_fits(_FACTS[key](one), text) for key, text in filters)
-    ]
+    for key, pattern in filters:
+        entries = [one for one in entries if _fits(_FACTS[key](one), pattern)]
     task = "gpqa"
     if params.task is not None:
-        task = _meant(params.task, Counter(chain.from_iterable(one.claims for one in fitting)))
-    shown = tuple(_ordered(fitting, params.sort, task))
+        task = _meant(params.task, Counter(chain.from_iterable(one.claims for one in entries)))
+    shown = tuple(_ordered(entries, params.sort, task))
     here = {one.id for one in shown if one.where == "installed"}
     poor = (quality_warnings(record) for record in installed if record.id in here)
     return Listing(
@@ -297,10 +296,9 @@ assert tuple(_ORDERS) == SORTS
 
 
 def _ordered(entries: list[Entry], order: str, task: str) -> list[Entry]:
-    keys = [_ORDERS[order](entry, task) for entry in entries]
-    known = [at for at, key in enumerate(keys) if key is not None]
-    unknown = [entry for entry, key in zip(entries, keys, strict=True) if key is None]
-    return [*(entries[at] for at in sorted(known, key=keys.__getitem__)), *unknown]
+    keyed = [(_ORDERS[order](entry, task), entry) for entry in entries]
+    known = sorted((one for one in keyed if one[0] is not None), key=lambda one: one[0])
+    return [entry for _, entry in [*known, *(one for one in keyed if one[0] is None)]]
 
 
 def _words(words: str | Sequence[str], *, least: int = 0) -> list[str]:

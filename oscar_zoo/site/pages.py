@@ -218,11 +218,10 @@ def _summary(entry: Entry) -> str:
 
 def _commands(entry: Entry) -> list[list[str]]:
     """The words of the commands to copy; none for what no name finds."""
-    if entry.status.state == "yanked":
-        return []
     name = [entry.id.reference, *(["--hub", quote(entry.hubs[0])] if entry.hubs else [])]
     model = [] if can_be_found(entry.model_id or entry.id.model) else ["--model", "FOLDER"]
-    return [["oscar-zoo", "serve", *name, *model], ["oscar-zoo", "pull", *name]]
+    found = [["oscar-zoo", "serve", *name, *model], ["oscar-zoo", "pull", *name]]
+    return [] if entry.status.state == "yanked" else found
 
 
 def _needs(exhibit: Exhibit) -> str:
@@ -287,8 +286,7 @@ def _curve(block: dict[str, Any], error: str, served: float | None) -> dict[str,
 
 
 def _spectra(exhibit: Exhibit) -> _Group | None:
-    spectra = exhibit.report.spectra if exhibit.report else None
-    spectra = spectra or exhibit.spectra
+    spectra = (exhibit.report.spectra if exhibit.report else None) or exhibit.spectra
     if spectra is None:
         return None
     words = (
@@ -301,13 +299,11 @@ def _spectra(exhibit: Exhibit) -> _Group | None:
 
 def _errors(exhibit: Exhibit) -> _Group | None:
     manifest = exhibit.entry.manifest
-    if manifest is None:
-        return None
-    found = _object(_object(manifest.quality).get("errors")).get("output")
+    found = _object(_object(manifest.quality if manifest else None).get("errors")).get("output")
     errors = found if isinstance(found, list) else []
-    layers = manifest.model.attention_layers
     good = all(type(one) in (int, float) and 0 <= one < 1e60 for one in errors)
-    if not good or len(errors) != len(layers):
+    layers = manifest.model.attention_layers if manifest else ()
+    if not good or not layers or len(errors) != len(layers):
         return None
     words = "Relative squared error of the attention output with the served settings."
     return "Error by layer", words, [("Output", charts.layers_chart(layers, errors))]

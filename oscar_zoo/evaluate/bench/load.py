@@ -30,6 +30,7 @@ from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS, Server
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.bench.report import Stopped
+from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.models import hardware
 
 SETTLE = 120.0
@@ -54,7 +55,6 @@ MOST_MESSAGES = 20
 END = b"data: [DONE]"
 SAMPLE_PAUSE = 1.0
 """Seconds between two samples of memory."""
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from oscar_zoo.engines.vllm import command as vllm
 from oscar_zoo.engines.vllm.register import DTYPE
 from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
 from oscar_zoo.evaluate.bench.report import Cache, CaseResult, Figures, JobResult, Side, Turn
+from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.models import config_file
 from oscar_zoo.models.config_file import POSITIONS, with_positions
 from oscar_zoo.registry.recipe import ModelRecipe, config_of_recipe
@@ -265,8 +266,6 @@ def write_rotations(folder: Path, geometry: Geometry) -> None:
 
 
 POLL_SECONDS = 0.1
-Progress = Callable[[int, int, str], None]
-"""Called with the tokens done, the tokens in all and what is done; a total of 0 means unknown."""
 Arrivals = Sequence[tuple[float, int]]
 """One request: pairs of seconds since all were sent and tokens by then; both ascend."""
 

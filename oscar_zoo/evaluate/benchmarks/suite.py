@@ -29,7 +29,6 @@ from oscar_zoo.engines.sglang.launch.starting import (
     own_server,
     stock_server,
 )
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import ServerFailed, UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import SAMPLE, Benchmark, benchmark
 from oscar_zoo.evaluate.in_process import made_for, place_of
@@ -44,7 +43,6 @@ from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.verb import shows
 
 if TYPE_CHECKING:
-    from oscar_zoo.artifact.manifest import ModelBlock
     from oscar_zoo.evaluate.benchmarks.answers import Answers, Generation
     from oscar_zoo.evaluate.benchmarks.harness import ArmResult, LoadedTask, Settings
 
@@ -80,27 +78,22 @@ def run_benchmarks(params: EvalParams, observer: Observer = SILENT) -> Benchmark
     wanted = benchmarks_of(params)
     check_file(params.output)
     require_eval()
-    flags = UserFlags(params.engine_flags)
     if running_of(params.url, params) is None:
         require_serve()
     served = Served.of(params, observer)
-    servers = _Servers(params, served, flags)
+    servers = _Servers(served)
     if params.output is not None and served.artifact.id is None:
         raise UsageError(
             f"{served.artifact.label} has no oscar.json, so a score file cannot name it.",
             hint="leave out --output, or give an artifact with a manifest",
         )
-    from oscar_zoo.models.model_source import inspect_model
-
-    source, name = served.choice.source, served.choice.model_id
-    model = inspect_model(source, revision=params.revision, model_id=name)
     with ExitStack() as stack:
-        asked = [_prepare(one, params, servers, model, stack, observer) for one in wanted]
+        asked = [_prepare(one, servers, stack, observer) for one in wanted]
         _ask_all(asked, servers, observer)
         results = [_result(one, servers) for one in asked]
     for one, result in zip(asked, results, strict=True):
         _remark(result, one.arms["int2"], served, observer)
-    file = _keep(results, model, params, served, observer)
+    file = _keep(results, served, observer)
     return BenchmarkReport(served.choice.name, served.told, file, tuple(results))
 
 
@@ -129,8 +122,8 @@ class _Servers:
     """The servers of a benchmark, one after the other: of our own, or such as run already. Nothing
     is started before `serving`."""
 
-    def __init__(self, params: EvalParams, served: Served, flags: UserFlags) -> None:
-        self.served, self._flags, self._params = served, flags, params
+    def __init__(self, served: Served) -> None:
+        self.served, params = served, served.params
         # Seconds that one answer may take.
         self._patience = max(params.timeout, float(params.max_new_tokens or 32768))
         given = {"int2": params.url, "bf16": params.base_url}
@@ -140,7 +133,8 @@ class _Servers:
             self.caches.append("fp8")
         self.hardware: str | None = None
         if not self.urls:
-            gpus, name = flags.sizes().tensor_parallel or 1, device_name(served.device, served.gpu)
+            gpus = served.flags().sizes().tensor_parallel or 1
+            name = device_name(served.device, served.gpu)
             self.hardware = f"{gpus} x {name}" if gpus > 1 else name
             self.engine = Harness(name="sglang", version=sglang_version())
             return
@@ -154,13 +148,9 @@ class _Servers:
         self.engine = Harness(name=found[0].engine.lower(), version=found[0].version)
 
     def _running(self, cache: str) -> ServerClient:
-        client = running_of(self.urls[cache], self._params, self._patience)
+        client = running_of(self.urls[cache], self.served.params, self._patience)
         assert client is not None
         return client
-
-    @property
-    def words(self) -> list[str]:
-        return [] if self.urls else list(self._flags.after(f"--dtype={self.served.dtype}").words)
 
     @contextmanager
     def serving(self, cache: str, observer: Observer) -> Iterator[ServerClient]:
@@ -179,11 +169,11 @@ class _Servers:
             yield client
             return
         news = StartObserver(f"{served.choice.name} with a cache of {LABELS[cache]}", observer)
-        how = f"eval-{cache}", self._flags, self._params.timeout
+        log = f"eval-{cache}"
         started = (
-            own_server(served.wanted(*how), news)
+            own_server(served.wanted(log), news)
             if cache == "int2"
-            else stock_server(StockServer(cache, **served.started_as(*how)), news)  # type: ignore[arg-type]
+            else stock_server(StockServer(cache, **served.started_as(log)), news)  # type: ignore[arg-type]
         )
         with started as server:
             observer.begin((), timed=False)
@@ -208,14 +198,7 @@ class Asked:
         return self.task.requests * len(self.settings.seeds)
 
 
-def _prepare(
-    one: Benchmark,
-    params: EvalParams,
-    servers: _Servers,
-    model: ModelBlock,
-    stack: ExitStack,
-    observer: Observer,
-) -> Asked:
+def _prepare(one: Benchmark, servers: _Servers, stack: ExitStack, observer: Observer) -> Asked:
     """Read the questions, and open the file of answers until `stack` ends."""
     from oscar_zoo.evaluate.benchmarks.answers import open_answers
     from oscar_zoo.evaluate.benchmarks.harness import Settings, load_task
@@ -223,10 +206,10 @@ def _prepare(
     from oscar_zoo.evaluate.records import harness_version
     from oscar_zoo.models.config_file import read_generation_config
 
+    served, params, model = servers.served, servers.served.params, servers.served.block
     observer.advance(f"reading {one.name}", 0, 0)
     rows = None if params.data is None else read_rows(Path(params.data).expanduser())
     task = load_task(one, rows, limit=params.limit)
-    served = servers.served
     authors = read_generation_config(served.choice.source, params.revision)
     context = model.rope.max_position if model.rope else None
     generation = generation_of(params, one, authors, context)
@@ -243,7 +226,7 @@ def _prepare(
         "harness": harness_version().version,
         "engine": servers.engine.version,
         "hardware": servers.hardware,
-        "flags": servers.words,
+        "flags": [] if servers.urls else list(served.flags().words),
         "urls": servers.urls,
     }
     name = f"{one.name}-{sha256_hex(strict_json.canonical_bytes(identity))[:12]}"
@@ -389,18 +372,12 @@ def _remark(one: TaskResult, arm: ArmResult, served: Served, observer: Observer)
         observer.note(Note("benchmark.cut", text, {"task": one.task}))
 
 
-def _keep(
-    results: Sequence[TaskResult],
-    model: ModelBlock,
-    params: EvalParams,
-    served: Served,
-    observer: Observer,
-) -> Path | None:
+def _keep(results: Sequence[TaskResult], served: Served, observer: Observer) -> Path | None:
     """Write the scores of an artifact that has an id and was made for this model. Those of all
     questions of a public set get to the others of the artifact, which `publish` takes along. A part
     of a set, the sample and rows of the user get a file of their own."""
-    artifact = served.artifact
-    if artifact.id is None or not made_for(artifact, model):
+    artifact, params = served.artifact, served.params
+    if artifact.id is None or not made_for(artifact, served.block):
         text = f"no scores are recorded: {artifact.label} has no manifest that names this model."
         observer.note(Note("benchmark.no_record", text))
         return None
