@@ -151,8 +151,7 @@ def _recipe(subject: Subject, bits: float, *, clipped: bool) -> ServingRecipe:
 TASKS = ("perplexity", "recall")
 Artifact = tuple[RotationSet, RotationSet]
 Setting = tuple[ServingRecipe, Mapping[str, Any]]
-"""A recipe to measure with, and what it has in place of the values of the report's, as plain
-values."""
+"""A recipe to measure with, and what it has in place of the report's, as plain values."""
 SEED = 0
 """Of the recall prompts."""
 

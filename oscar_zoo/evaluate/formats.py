@@ -148,8 +148,7 @@ class GroupedWindows(Schedule):
 
 @dataclass(frozen=True)
 class CodedSide:
-    """Keys or values of a layer in the model's own basis, stored by a code in groups of rows that
-    begin at the position `first`."""
+    """Keys or values in the model's own basis, in groups of rows that begin at `first`."""
 
     code: RowCode
     first: int = 0

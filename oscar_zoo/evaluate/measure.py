@@ -173,10 +173,11 @@ def _counted(
 @contextmanager
 def simulating(model: LoadedModel, cache: Simulated | None) -> Iterator[None]:
     """Run the model with a simulated cache, and without gradients, while the block is open."""
-    with torch.inference_mode(), ExitStack() as stack:
+    with ExitStack() as stack:
         if cache is not None:
             simulated = SimulatedCache(cache, model.block, model.device)
             stack.enter_context(attention_scope(model, simulated))
+        stack.enter_context(torch.inference_mode())
         yield
 
 

@@ -27,8 +27,7 @@ TABLE_LINES = 48
 PASSKEY_DIGITS, TABLE_DIGITS = 6, 4
 CONSONANTS, VOWELS = "bdgklmnprstvz", "aeo"
 ROOM = 64
-"""Tokens between two questions beyond the recent window, so that whole pages of the last answer are
-behind it."""
+"""Tokens between two questions beyond the recent window, so that whole pages are behind it."""
 
 
 @dataclass(frozen=True)

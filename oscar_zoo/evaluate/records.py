@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from oscar_zoo.evaluate.benchmarks.harness import ArmResult, LoadedTask, Settings
 
 Fields = Mapping[str, Any]
-"""Fields of scores that the caller knows: those that a score shares with its baseline, and those
-that only the INT2 cache has."""
+"""Fields that the caller knows: those shared with the baseline, or those of INT2 alone."""
 Compared = tuple[Task, Measurement, Measurement]
 """One task under a BF16 cache and under that of an artifact."""
 PERCENT = 100.0

@@ -35,8 +35,7 @@ Place = tuple[Family, int, float | None]
 """Family, tokens of a prompt, and the depth of the fact that is asked for, 0 to 1, or `None` where
 facts lie everywhere."""
 Question = tuple[str, tuple[str, ...]]
-"""Words in front of answers, and the answers in the order in which they are expected, each scored
-as a whole."""
+"""Words in front of answers, and the answers in their order, each scored as a whole."""
 
 
 class Kind(NamedTuple):

@@ -43,8 +43,7 @@ LIMIT = 0.005
 STATE_STEP = 256
 """Largest number of tokens between two saved states of a sequence in SGLang's prefix cache."""
 CHANCE = 0.01
-"""Of a difference in recall that is reported though nothing is wrong: a sweep makes some ten
-comparisons."""
+"""Of a difference in recall that is reported where nothing is wrong; a sweep makes some ten."""
 TURNS = 3
 """Questions of one conversation."""
 PAGES = 128

@@ -25,8 +25,7 @@ from oscar_zoo.artifact.specs import Geometry, ServingRecipe, Windows
 from oscar_zoo.models.attention import Softmax, attend
 
 QUERY_BLOCK = 256
-"""Queries per attention call: bounds the mask, and the rows read only for the sake of
-neighbours."""
+"""Queries per attention call: bounds the mask, and the rows that only neighbours read."""
 KEPT_TOKENS = 8192
 """Longest sequence whose masks are kept for the next layer; they take as many bytes as it has pairs
 of tokens. On a GPU making them anew would wait for the device in every layer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -18,7 +18,6 @@ from oscar_zoo.errors import ArtifactNotFound, OscarZooError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import known_names, measured, score_file, targets
-from oscar_zoo.registry import measured as known
 from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect
@@ -221,41 +220,21 @@ def describe(
         found, entry = stored.get(one), entries.get(one)
         said = (found.manifest if found else None) or (entry.manifest if entry else None)
         manifests += [said] if said else []
-    return _description(
-        model,
-        about,
-        recipe,
-        manifests,
-        {str(one): entries[one].scores if one in entries else () for one in meant},
-        gpu_memory,
+    scores = {str(one): entries[one].scores if one in entries else () for one in meant}
+    return Description(
+        name=model,
+        model=about,
+        recipe=recipe,
+        works=_works(about),
+        artifacts=tuple(manifests),
+        measured=_measured(manifests, scores, [*copies.values()]),
+        scores=scores,
+        memory=cast("Memory | None", estimate_memory(recipe, manifests, gpu_memory)),
         installed=tuple(_copy(record, stored[one]) for one, record in copies.items()),
         offered=tuple(row for view in views for row in _offered(view, meant)),
         unreachable=tuple(unreachable),
         warnings=tuple(text for record in copies.values() for text in status_warnings(record)),
         records=tuple(copies.values()),
-    )
-
-
-def _description(
-    name: str,
-    about: KnownModel | None,
-    recipe: ModelRecipe | None,
-    manifests: Sequence[manifest.Manifest],
-    scores: Mapping[str, tuple[Score, ...]],
-    gpu_memory: int | None,
-    **more: Any,
-) -> Description:
-    """With what follows from the model and its manifests, whoever has the artifacts."""
-    return Description(
-        name=name,
-        model=about,
-        recipe=recipe,
-        works=_works(about),
-        artifacts=tuple(manifests),
-        measured=_measured(manifests, scores, more.get("records", ())),
-        scores=scores,
-        memory=cast("Memory | None", estimate_memory(recipe, manifests, gpu_memory)),
-        **more,
     )
 
 
@@ -344,8 +323,18 @@ def describe_folder(target: targets.PathTarget, *, gpu_memory: int | None = None
         warnings.append(outcome.failed_verification(str(target), found))
     manifests = () if entry.manifest is None else (entry.manifest,)
     about, scores = _known_model(None, entry.recipe), {str(entry.id): entry.scores}
-    known = (entry.id.model, about, entry.recipe, manifests, scores, gpu_memory)
-    return _description(*known, warnings=tuple(warnings), verified=found)
+    return Description(
+        name=entry.id.model,
+        model=about,
+        recipe=entry.recipe,
+        works=_works(about),
+        artifacts=manifests,
+        measured=_measured(manifests, scores, ()),
+        scores=scores,
+        memory=cast("Memory | None", estimate_memory(entry.recipe, manifests, gpu_memory)),
+        warnings=tuple(warnings),
+        verified=found,
+    )
 
 
 @dataclass(frozen=True)
@@ -397,7 +386,7 @@ def run_scores(params: ScoresParams, observer: Observer = SILENT) -> ScoresRepor
             found = describe(target, Sources(params.hubs, offline=params.offline))
     for error in () if found.scores else found.unreachable:
         observer.note(Note("hub.unreachable", error.message))
-    made = {manifest.id: known.Measured.of(manifest) for manifest in found.artifacts}
+    made = {one.id: measured.Measured.of(one) for one in found.artifacts}
     records = {str(record.id): record for record in found.records}
     artifacts = []
     for name, published in found.scores.items():

@@ -99,11 +99,12 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
                 f"--baseline {backend!r} is not the name of an attention backend.",
                 hint="for example --baseline flashinfer,fa3,triton",
             )
-    chosen = tuple(dict.fromkeys(backends)) or (None,)
+    stock = tuple(dict.fromkeys(backends)) or (None,)
+    chosen = {cache: (None,) if cache == "int2" else stock for cache in caches}
     return [
-        Side(cache) if cache == "int2" else Side(cache, backend, alone=len(chosen) == 1)
-        for cache in dict.fromkeys(caches)
-        for backend in (chosen[:1] if cache == "int2" else chosen)
+        Side(cache, backend, alone=len(several) == 1)
+        for cache, several in chosen.items()
+        for backend in several
     ]
 
 

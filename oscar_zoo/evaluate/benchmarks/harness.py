@@ -126,8 +126,9 @@ def load_task(benchmark: Benchmark, rows: Rows | None, *, limit: int | None = No
         rows = sample_rows()
     parts, revisions = dict[str, Any](), dict[str, None]()
     files = [_TASKS / benchmark.file]
-    if benchmark.name == MMLU:  # all subjects only for the hub's data
-        files = sorted(files[0].parent.glob("mmlu_*.yaml"))[: None if rows is None else 1]
+    if benchmark.name == MMLU:
+        files = sorted(files[0].parent.glob("mmlu_*.yaml"))
+        files = files if rows is None else files[:1]  # all subjects only for the hub's data
     elif not files[0].is_file():
         raise UsageError(
             f"the harness has no task {benchmark.name}.", hint="its subjects are those of MMLU"
