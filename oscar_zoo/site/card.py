@@ -22,8 +22,7 @@ from oscar_zoo.registry.targets import PathTarget, parse
 from oscar_zoo.site.params import CardParams
 from oscar_zoo.verb import python_call
 
-_KINDS = (".html", ".png", ".json")
-"""Suffixes of the files of a report."""
+_REPORT_SUFFIXES = (".html", ".png", ".json")
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def _attach(folder: Path, place: Path) -> tuple[Path, ...]:
     """Copy the report that lies beside the folder of an artifact to `place`, as far as it is not
     there; what is of another kind than a plain file is left out."""
     artifact, attached = folder.resolve(), []
-    for suffix in _KINDS:
+    for suffix in _REPORT_SUFFIXES:
         source = artifact.with_name(f"{artifact.name}.report{suffix}")
         if source.is_symlink() or not source.is_file():
             continue

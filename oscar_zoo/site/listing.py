@@ -340,6 +340,7 @@ def _has_all(entry: Entry, words: Iterable[str]) -> bool:
 class Place:
     """One place of a leaderboard."""
 
+    entry: Annotated[InstanceOf[Entry], *HIDDEN]
     rank: Annotated[int, Field(ge=1, description="1 is the best.")]
     id: Name
     digest: Annotated[Digest | None, says("Null until somebody has seen the bytes.")]
@@ -369,7 +370,7 @@ class Place:
             change = 100 * (score.value / before - 1)
         seen = bool((used and score.task in used.overlaps_with) or score.calibrated_on)
         return cls(
-            *(1, entry.id, entry.digest, score, score.n, score.repeats),
+            *(entry, 1, entry.id, entry.digest, score, score.n, score.repeats),
             difference=paired.difference if paired else None,
             lower95=paired.lower95 if paired else None,
             upper95=paired.upper95 if paired else None,
