@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from oscar_zoo.site.cache import installed
     from oscar_zoo.site.card import card
     from oscar_zoo.site.compare import compare
+    from oscar_zoo.site.info import scores
     from oscar_zoo.site.listing import leaderboard, list_artifacts, search
-    from oscar_zoo.site.scores import scores
     from oscar_zoo.site.status import add_scores, deprecate, unyank, yank
 
 _CALLS = {
@@ -68,7 +68,7 @@ _CALLS = {
     "mirror": "registry.mirror",
     "publish": "registry.publish",
     "pull": "registry.pull",
-    "scores": "site.scores",
+    "scores": "site.info",
     "search": "site.listing",
     "serve": "compute.serve",
     "unyank": "site.status",

@@ -25,7 +25,7 @@ from sglang_http import http_server  # noqa: E402
 from tiny_artifacts import payload, write_folder  # noqa: E402
 
 from oscar_zoo.engines.server_client import ServerClient  # noqa: E402
-from oscar_zoo.evaluate.bench.load import Load, run_load  # noqa: E402
+from oscar_zoo.evaluate.bench.load import Load, LoadReport, run_load  # noqa: E402
 
 LONGEST, NEW_TOKENS = 64, 4
 
@@ -48,7 +48,8 @@ def main(rounds: int = 5, clients: int = 32, seconds: int = 10) -> None:
         for number in range(rounds):
             for state, server in servers.items():
                 before = _processor_seconds(server.pid)
-                tally = run_load(ServerClient(f"http://127.0.0.1:{server.port}"), load)
+                client = ServerClient(f"http://127.0.0.1:{server.port}")
+                tally = run_load(client, LoadReport(load))
                 assert not tally.errors, tally.errors
                 rate = tally.finished / seconds
                 first = statistics.median(tally.first_token_s) * 1000

@@ -46,11 +46,11 @@ from oscar_zoo.serving.doctor import DoctorReport
 from oscar_zoo.serving.fit_gpu import FitReport
 from oscar_zoo.serving.serve import ReadyServer, ServeCommand
 from oscar_zoo.serving.servers import LogsReport, PsReport, StopReport
-from oscar_zoo.site import cache, scores
+from oscar_zoo.site import cache
 from oscar_zoo.site.build import BuiltSite
 from oscar_zoo.site.card import Card
 from oscar_zoo.site.compare import Comparison
-from oscar_zoo.site.info import Description
+from oscar_zoo.site.info import Description, ScoresReport
 from oscar_zoo.site.listing import Found, Leaderboard, Listing
 from oscar_zoo.site.status import AddedScores, StatusReport
 from oscar_zoo.verb import schema_of
@@ -165,7 +165,7 @@ GENERATED: dict[str, tuple[str, type]] = {
     "leaderboard-1": ("A leaderboard", Leaderboard),
     "list-1": ("Artifacts", Listing),
     "scores-added-1": ("Attached scores", AddedScores),
-    "scores-of-1": ("Scores", scores.ScoresReport),
+    "scores-of-1": ("Scores", ScoresReport),
     "search-1": ("Found artifacts", Found),
     "site-1": ("A built page", BuiltSite),
     "status-1": ("Changed versions", StatusReport),

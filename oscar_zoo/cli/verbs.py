@@ -65,7 +65,7 @@ VERBS = {
     ),
     "scores show": Verb(
         "site.params:ScoresParams",
-        "site.scores:run",
+        "site.info:run_scores",
         "scores:print_scores",
         "Show the scores of a model's artifacts, or of one.",
         quiet=True,

@@ -40,7 +40,6 @@ from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
 from oscar_zoo.artifact.specs import CAPABILITIES, Geometry, Harness, ServingRecipe
 from oscar_zoo.compute.methods.base import FitResult, Method
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.caches import stored_bits
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.version import __version__
 
@@ -251,6 +250,6 @@ def calibration_tag(
     method is `None` while it is not chosen."""
     bits = None
     if recipe.widths is not None:
-        bits = stored_bits(CacheSpec(None, None, recipe), geometry)
+        bits = CacheSpec(None, None, recipe).stored_bits(geometry)
     variant = method.variant if method else None
     return CalibrationTag(tokens, prompts, recipe.group_size, variant, bits)

@@ -209,10 +209,9 @@ def possible_bits(recipe: ServingRecipe, geometry: Geometry) -> tuple[float, flo
 
 def bits_of(recipe: ServingRecipe, geometry: Geometry) -> float:
     """Bits of an element, scales and offsets included, on average over all layers."""
-    from oscar_zoo.evaluate.caches import stored_bits  # imports torch
-    from oscar_zoo.evaluate.simulated_cache import CacheSpec
+    from oscar_zoo.evaluate.simulated_cache import CacheSpec  # imports torch
 
-    return stored_bits(CacheSpec(None, None, recipe), geometry)
+    return CacheSpec(None, None, recipe).stored_bits(geometry)
 
 
 def check_wish(wish: WidthWish | None, recipe: ServingRecipe, model: ModelBlock) -> None:

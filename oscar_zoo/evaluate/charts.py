@@ -23,9 +23,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from oscar_zoo.engines.sglang.offline_process import Case
 from oscar_zoo.evaluate.against_table import LONG, TABLE
-from oscar_zoo.evaluate.bench.report import CACHES, LABELS, Cache, Number, Report, Side
+from oscar_zoo.evaluate.bench.report import CACHES, LABELS, Cache, Number, Report
 from oscar_zoo.evaluate.outcome import AgainstReport, AgainstRow, RulerReport
 from oscar_zoo.evaluate.shared import cache_title, length_text
 
@@ -94,15 +93,13 @@ def loss_chart(report: AgainstReport, title: str, kind: Kind = "png") -> bytes:
     rows = [row for row in report.rows if row.divergence > 0]
     with _drawing(10.5, 5.6, title) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
-        length = length_text(report.length)
-        short = [row.bits_per_element_with_windows for row in rows]
-        _losses(left, rows, short, [row.pareto for row in rows])
-        left.set_title(f"bits of sequences of {length} tokens, as measured", **_HEAD)
+        short, long = length_text(report.length), length_text(int(LONG))
+        left.set_title(f"bits of sequences of {short} tokens, as measured", **_HEAD)
+        right.set_title(f"the same losses, bits of sequences of {long} tokens", **_HEAD)
+        measured = [(row.bits_per_element_with_windows, row.pareto) for row in rows]
+        _losses(left, rows, measured)
+        _losses(right, rows, [(r.bits_per_element_at[LONG], r.pareto_at[LONG]) for r in rows])
         left.set_ylabel("KL from the exact cache, nats per position")
-        long = [row.bits_per_element_at[LONG] for row in rows]
-        _losses(right, rows, long, [row.pareto_at[LONG] for row in rows])
-        length = length_text(int(LONG))
-        right.set_title(f"the same losses, bits of sequences of {length} tokens", **_HEAD)
         left.set_yscale("log", nonpositive="clip")  # error bars down to nothing do not stretch it
         losses = [row.divergence for row in rows]
         left.set_ylim(min(losses) / 2, max(losses) * 2)
@@ -114,10 +111,10 @@ def loss_chart(report: AgainstReport, title: str, kind: Kind = "png") -> bytes:
         return _saved(figure, title, kind)
 
 
-def _losses(
-    axes: Axes, rows: Sequence[AgainstRow], bits: Sequence[float], front: Sequence[bool]
-) -> None:
-    """The points of every method with error bars and the bits of their codes, and the front."""
+def _losses(axes: Axes, rows: Sequence[AgainstRow], places: Sequence[tuple[float, bool]]) -> None:
+    """The points of every method with error bars and the bits of their codes, and the front, from
+    the bits of every row and whether it is on the front."""
+    bits, front = zip(*places, strict=True)
     for at, name in enumerate(TABLE):
         own = [i for i, row in enumerate(rows) if row.cache.partition(":")[0] == name]
         own.sort(key=lambda i: bits[i])
@@ -206,15 +203,12 @@ _Bar = tuple[float, float, float]
 
 
 def speed_chart(report: Report) -> bytes:
-    """Time per token, time to first token, and capacity, cache beside cache, as a PNG.
-
-    A cache that was measured with several attention backends has a bar of the best in each chart.
-    Lines on the bars reach from the smallest to the largest repeat; a case without a figure has a
-    gap.
-    """
+    """Time per token, time to first token, and capacity, cache beside cache, as a PNG. Of several
+    attention backends the best has a bar; lines on the bars reach from the smallest to the largest
+    repeat; a case without a figure has a gap."""
     caches = [cache for cache in CACHES if any(side.cache == cache for side in report.sides)]
     cases = [f"{case.batch} × {case.context:,}" for case in report.cases]
-    gains = [_ratios(report, partial(report.speedup, case)) for case in report.cases]
+    gains = [_ratios(report, partial(report.speedup, case=case)) for case in report.cases]
     compared = [f"{case}\n{gain}" for case, gain in zip(cases, gains, strict=True)]
     weights = "random weights" if report.weights == "random" else "its own weights"
     title = f"{report.model}, {weights}, {report.device}: batch × context"
@@ -225,8 +219,10 @@ def speed_chart(report: Report) -> bytes:
         _bars(per_token, "ms per token", compared, steps)
         firsts = {cache: _values(report, cache, "ttft_s") for cache in caches}
         _bars(first, "time to first token, s", cases, firsts)
-        ratios = _ratios(report, report.capacity_ratio)
-        _bars(room, "cache, k tokens", [ratios], {c: [_capacity(report, c)] for c in caches})
+        ratios, sizes = _ratios(report, report.capacity_ratio), dict[Cache, list[_Bar]]()
+        for cache in caches:
+            sizes[cache] = [(report.capacity(cache) / 1e3,) * 3]
+        _bars(room, "cache, k tokens", [ratios], sizes)
         figure.legend(
             *per_token.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False
         )
@@ -234,7 +230,6 @@ def speed_chart(report: Report) -> bytes:
 
 
 def _ratios(report: Report, of: Callable[[Cache], float | None]) -> str:
-    """A line for each stock cache that INT2 is compared with."""
     found = [(LABELS[cache], ratio) for cache in report.compared if (ratio := of(cache))]
     return "\n".join(f"{ratio:.2f}x vs {label}" for label, ratio in found)
 
@@ -242,19 +237,12 @@ def _ratios(report: Report, of: Callable[[Cache], float | None]) -> str:
 def _values(report: Report, cache: Cache, name: Number) -> list[_Bar]:
     """The figure of each case with the side that has the smallest."""
     sides = [side for side in report.sides if side.cache == cache]
-    found = [[_bar(side, case, name) for side in sides] for case in report.cases]
-    return [min((bar for bar in bars if bar), default=(0.0, 0.0, 0.0)) for bars in found]
-
-
-def _bar(side: Side, case: Case, name: Number) -> _Bar | None:
-    result, value = side.of(case), side.number(case, name)
-    ends = None if result is None else result.spread[name]
-    return None if value is None or ends is None else (value, *ends)
-
-
-def _capacity(report: Report, cache: Cache) -> _Bar:
-    found = [side.capacity or 0 for side in report.sides if side.cache == cache]
-    return (max(found) / 1e3,) * 3
+    bars = list[_Bar]()
+    for case in report.cases:
+        results = [result for side in sides if (result := side.of(case)) is not None]
+        found = [(getattr(one, name), *ends) for one in results if (ends := one.spread[name])]
+        bars.append(min(found, default=(0.0, 0.0, 0.0)))
+    return bars
 
 
 def _bars(axes: Axes, title: str, names: Sequence[str], bars: dict[Cache, list[_Bar]]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -39,9 +39,8 @@ KIVI_GROUP, KIVI_RESIDUAL = 32, 128
 
 @dataclass(frozen=True)
 class Subject:
-    """What a cache is built for: a model, the recipe (windows, groups, type of scales, and clip),
-    the sets of an artifact for keys and values, where there is one, and what finds the largest
-    magnitudes of keys and of values on calibration text, by layer."""
+    """What a cache is built for; `largest` finds the largest magnitudes of keys and of values on
+    calibration text, by layer."""
 
     geometry: Geometry
     recipe: ServingRecipe
@@ -65,9 +64,9 @@ Coded = tuple[Tensor, dict[str, Stored]]
 
 @dataclass(frozen=True)
 class RowCode:
-    """How rows of one side are stored, `[.., heads, T, width]` float32 with T a multiple of
-    `tokens`: so many consecutive rows are stored together, more than 1 for codes along the
-    sequence. `encode` raises `ValueError`, with what is wrong, for a width that does not fit."""
+    """How rows of one side are stored, `[.., heads, T, width]` float32, where `tokens` consecutive
+    rows, of which T is a multiple, are stored together. `encode` raises `ValueError`, with what is
+    wrong, for a width that does not fit."""
 
     encode: Callable[[Tensor], Coded]
     tokens: int = 1
@@ -104,14 +103,11 @@ class EqualWindows(Schedule):
 
 
 class Residual(Schedule):
-    """The full-precision rows of KIVI.
-
-    The last tokens stay in full precision: keys until R of them are there, which are then quantized
+    """The full-precision rows of KIVI: keys until R of them are there, which are then quantized
     together, values while they are among the last R, or `together` with their keys. As in the
     authors' code, attention of a step comes before the rows of this step are quantized. So the
     query at position p reads keys from `R * floor(p / R)` on and values from `p - R` on exactly,
-    and nothing of the beginning.
-    """
+    and nothing of the beginning."""
 
     def __init__(self, *, together: bool = False) -> None:
         self.together = together
@@ -152,8 +148,7 @@ class GroupedWindows(Schedule):
 
 @dataclass(frozen=True)
 class CodedSide:
-    """Keys or values of a layer in the model's own basis, stored by a code in groups of rows that
-    begin at the position `first`."""
+    """Keys or values in the model's own basis, in groups of rows that begin at `first`."""
 
     code: RowCode
     first: int = 0
@@ -184,7 +179,6 @@ class Alternative:
     layers: Mapping[int, tuple[RowCode, RowCode]] = field(default_factory=dict)
 
     def check(self, model: Geometry) -> None:
-        """Refuse a model whose rows the method cannot store; raises `UsageError`."""
         try:
             self.stored_bits(model)
         except ValueError as error:
@@ -196,7 +190,6 @@ class Alternative:
     def sides(
         self, geometry: Geometry, layer_id: int, device: torch.device
     ) -> tuple[StoredSide, StoredSide]:
-        """Keys and values; the same for all devices."""
         k, v = self.layers.get(layer_id, (self.k, self.v))
         return CodedSide(k, self.schedule.first), CodedSide(v, self.schedule.first)
 
@@ -204,7 +197,6 @@ class Alternative:
         return self.schedule.reads(positions)
 
     def stored_bits(self, geometry: Geometry) -> float:
-        """Bits of one stored element, with its share of scales, norms and the like."""
         widths, heads = geometry.head_dims, geometry.num_kv_heads
         codes = zip((self.k, self.v), widths, strict=True)
         return sum(_row_bits(code, width, heads)[0] for code, width in codes) / sum(widths)
@@ -228,12 +220,10 @@ def _row_bits(code: RowCode, width: int, heads: int) -> tuple[float, float]:
 
 
 def float8(scale: float = 1.0) -> RowCode:
-    """FP8 as SGLang stores it: every element is cast to float8 e4m3; magnitudes above the largest
-    value saturate, as the cast of PyTorch does it.
-
-    With `--kv-cache-dtype fp8_e4m3`, `MHATokenToKVPool.set_kv_buffer` divides rows by `k_scale` and
-    `v_scale` of the checkpoint, where it has them, else by 1. A query reads the cast rows, that of
-    its own token included. There are no windows, and 8 bits are all that an element costs.
+    """FP8 as SGLang stores it: every element is cast to float8 e4m3, and magnitudes above the
+    largest value saturate. `MHATokenToKVPool.set_kv_buffer` divides rows by `k_scale` and `v_scale`
+    of the checkpoint, where it has them, else by 1. A query reads the cast rows, that of its own
+    token included. There are no windows, and 8 bits are all that an element costs.
 
     Source: SGLang 0.5.21, `srt/mem_cache/memory_pool.py`; the format: arXiv 2209.05433, section 3.
     """
@@ -317,8 +307,7 @@ def codebook(width: int, bits: int) -> NDArray[np.float64]:
 def _norms(rows: Tensor) -> Stored:
     """Lengths of rows as float16 holds them, `[.., 1]` float32."""
     largest = torch.finfo(torch.float16).max
-    lengths = rows.norm(dim=-1, keepdim=True).clamp_max(largest).half().float()
-    return Stored(lengths, EXACT_BITS)
+    return Stored(rows.norm(dim=-1, keepdim=True).clamp_max(largest).half().float(), EXACT_BITS)
 
 
 @lru_cache(maxsize=32)
@@ -438,16 +427,15 @@ def canalized(code: RowCode, *, scaled: bool) -> RowCode:
 
     def encode(rows: Tensor) -> Coded:
         matrix = _hadamard(rows)
-        norm = _norms(rows.transpose(-3, -2).flatten(-2)) if scaled else None
-        each = 1.0 if norm is None else norm.values.unsqueeze(-3).clamp_min(1e-7)
+        norms = {"norm": _norms(rows.transpose(-3, -2).flatten(-2))} if scaled else {}
+        each = norms["norm"].values.unsqueeze(-3).clamp_min(1e-7) if scaled else 1.0
         read, arrays = code.encode(rows / each @ matrix)
-        return read * each @ matrix.mT, arrays | ({} if norm is None else {"norm": norm})
+        return read * each @ matrix.mT, arrays | norms
 
     return RowCode(encode, code.tokens)
 
 
 def fp8(bits: float | None, subject: Subject) -> Alternative:
-    """Both sides with scale 1."""
     return Alternative(float8(), float8(), Schedule())
 
 
@@ -462,12 +450,9 @@ def fp8_scaled(bits: float | None, subject: Subject) -> Alternative:
 
 
 def kivi(bits: float | None, subject: Subject) -> Alternative:
-    """KIVI: keys quantized per channel along the sequence, values per token, a residual in full
-    precision.
-
-    Keys have outlier channels, so a scale for each channel and G consecutive tokens fits them
-    better than one for each token. For the keys of one channel in a group of G tokens, and for the
-    values of one token in a group of G channels, with B bits:
+    """KIVI: keys, which have outlier channels, quantized per channel along the sequence, values per
+    token, a residual in full precision. For the keys of one channel in a group of G tokens, and for
+    the values of one token in a group of G channels, with B bits:
 
         offset = min(x), scale = (max(x) - min(x)) / (2^B - 1), code = round((x - offset) / scale)
 
@@ -478,22 +463,20 @@ def kivi(bits: float | None, subject: Subject) -> Alternative:
     and prefill: the authors' repository, github.com/jy-yuan/KIVI, `models/llama_kivi.py`.
     """
     width = int(bits or 2)
-    return Alternative(
-        channel_groups(width, KIVI_GROUP), token_groups(width, KIVI_GROUP), Residual()
-    )
+    codes = channel_groups(width, KIVI_GROUP), token_groups(width, KIVI_GROUP)
+    return Alternative(*codes, Residual())
 
 
 def kivi_windows(bits: float | None, subject: Subject) -> Alternative:
     """KIVI with the windows of the recipe in place of its residual, the first tokens too."""
-    width = int(bits or 2)
     schedule = GroupedWindows(subject.recipe.windows, KIVI_GROUP)
-    return Alternative(channel_groups(width, KIVI_GROUP), token_groups(width, KIVI_GROUP), schedule)
+    return replace(kivi(bits, subject), schedule=schedule)
 
 
 def kivi_token(bits: float | None, subject: Subject) -> Alternative:
     """KIVI with the groups of values for keys too, to show what the channels bring."""
-    code = token_groups(int(bits or 2), KIVI_GROUP)
-    return Alternative(code, code, Residual())
+    known = kivi(bits, subject)
+    return replace(known, k=known.v)
 
 
 def omni_scaled(bits: float | None, subject: Subject) -> Alternative:
@@ -506,9 +489,8 @@ def omni_scaled(bits: float | None, subject: Subject) -> Alternative:
     Source: arXiv 2605.19660; what it leaves open: github.com/ZunhaiSu/OScaR-KV-Quant at d2109f57,
     `kv_cache_compression/quarot_utils.py`, with the settings of `eval_longbench.py`.
     """
-    width = int(bits or 2)
-    keys = canalized(channel_groups(width, KIVI_GROUP), scaled=True)
-    values = canalized(token_groups(width, KIVI_GROUP), scaled=False)
+    known = kivi(bits, subject)
+    keys, values = canalized(known.k, scaled=True), canalized(known.v, scaled=False)
     return Alternative(keys, values, Residual(together=True))
 
 
@@ -519,11 +501,9 @@ paper does not say what its 3.5 bits are, nor how outliers are found."""
 
 
 def turboquant(bits: float | None, subject: Subject) -> Alternative:
-    """Algorithm 1 on both sides.
-
-    Norms have 16 bits, float16. The same matrices serve all layers and heads, drawn with a fixed
+    """Algorithm 1 on both sides. The same matrices serve all layers and heads, drawn with a fixed
     seed, and cost nothing for a sequence. The paper quantizes every token; here the windows of the
-    recipe stay exact, as for the other alternatives.
+    recipe stay exact.
 
     Source: arXiv 2504.19874, algorithms 1 and 2, section 4.3 for the bits of a KV cache; the sketch
     of signs: arXiv 2406.03482.
@@ -541,11 +521,9 @@ def turboquant_prod(bits: float | None, subject: Subject) -> Alternative:
 
 def lmdeploy(bits: float | None, subject: Subject) -> Alternative:
     """The mixed cache of LMDeploy, `quant_policy=42`: keys of 3 bits and a sign, values of 2 bits.
-
-    A key has 4 bits a channel and two numbers of 16, a value 2 bits and one. What remains of a key
-    is not sketched as in TurboQuant but read where it is. The codebook here is the exact one for
-    the sphere, where LMDeploy has a table for the normal distribution that is near it. The windows
-    of the recipe stay exact, as for the other alternatives.
+    What remains of a key is not sketched as in TurboQuant but read where it is. The codebook here
+    is the exact one for the sphere, where LMDeploy has a table for the normal distribution that is
+    near it. The windows of the recipe stay exact.
 
     Source: LMDeploy, pull request 4510, `lmdeploy/pytorch/kernels/cuda/turbo_quant.py` and tests.
     """

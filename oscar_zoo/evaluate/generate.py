@@ -2,11 +2,10 @@
 
 The prompt is prefilled in chunks, then tokens come one at a time. A chunk reads its own tokens
 exactly and older ones as the cache holds them at that moment, so results depend on where chunks
-end. `simulated_cache.SimulatedCache` is the other extreme: every position reads like a decoded one.
-K and V are kept here instead of in a `transformers` cache, and the model sees only the new tokens
-and their positions. A model with other layers too, such as Mamba or sliding windows, sees the whole
-sequence every time, because what those layers keep is not kept here; what its full-attention layers
-computed for older tokens is kept and put in again.
+end; with `simulated_cache.SimulatedCache` every position reads like a decoded one. The model sees
+only the new tokens and their positions. One with other layers too, such as Mamba or sliding
+windows, sees the whole sequence every time; what its full-attention layers computed for older
+tokens is kept and put in again.
 """
 
 from __future__ import annotations
@@ -60,12 +59,9 @@ def prefill_log_probabilities(
     sinks: bool = True,
 ) -> tuple[float, ...]:
     """Natural log-probabilities of the tokens `hit + 1 ..`, each given all tokens before it, as a
-    server with a cache computes them chunk by chunk; a `cache` of `None` is exact.
-
-    The value of a position depends on where chunks end, and on how much of the text was a
-    prefix-cache hit: `hit` tokens were cached by an earlier request, in chunks of the same size.
-    `sinks` says whether the first tokens are still exact after it.
-    """
+    server with a cache computes them chunk by chunk; a `cache` of `None` is exact. `hit` tokens
+    were cached by an earlier request, in chunks of the same size, and `sinks` says whether the
+    first tokens are still exact after it."""
     if len(ids) < 2 or chunk_size < 1 or not 0 <= hit < len(ids) - 1:
         raise UsageError(
             f"{len(ids)} tokens, {hit} of them cached, cannot be scored in chunks of {chunk_size}."
@@ -86,12 +82,11 @@ def prefill_log_probabilities(
 
 
 def _chunks(first: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """Stretches `[a, b)` of at most `size` positions from `first` on."""
     return ((a, min(a + size, end)) for a in range(first, end, size))
 
 
 class GenerationRequest:
-    """One sequence in a server: its cached rows, layer by layer. A `cache` of `None` is exact."""
+    """One sequence in a server. A `cache` of `None` is exact."""
 
     def __init__(self, model: LoadedModel, cache: CacheSpec | None) -> None:
         block = model.block
@@ -112,11 +107,9 @@ class GenerationRequest:
         self._sinks = True
 
     def begin_from_cache(self, *, sinks: bool = True) -> None:
-        """Start a new request that found all tokens so far in the prefix cache.
-
-        Its recent window holds nothing that came before. Its first tokens stay exact, because
-        requests share them; `sinks` false is a server that has lost them.
-        """
+        """Start a new request that found all tokens so far in the prefix cache. Its recent window
+        holds nothing that came before. Its first tokens stay exact, because requests share them;
+        `sinks` false is a server that has lost them."""
         self._own_from, self._sinks = self._length, sinks
 
     def extend(self, ids: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.evaluate.against_table import ALL, choices
 from oscar_zoo.evaluate.outcome import AgainstReport, EvalReport, ServerReport, SessionsReport
 from oscar_zoo.evaluate.params import EvalParams, RulerParams, again, from_python, numbers
-from oscar_zoo.evaluate.shared import TEXTS, Phase, read_text
+from oscar_zoo.evaluate.shared import TEXTS, Phase, fitting, read_text
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import score_file, targets
@@ -33,7 +33,7 @@ from oscar_zoo.verb import shows
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.manifest import ModelBlock
-    from oscar_zoo.evaluate.run import Setting
+    from oscar_zoo.evaluate.caches import Setting
     from oscar_zoo.models.loading import LoadedModel
 
 TASKS = ("perplexity", "recall")
@@ -61,9 +61,8 @@ def evaluate_artifact(
             numbers or lists of them, `clip` a pair of ratios or a list of pairs.
 
     Returns:
-        A report with one row per cache; `to_json()` gives plain values. `record` is the score
-        file in which perplexity and recall were kept, for `add_scores` and `publish`; `None` for
-        several combinations.
+        A report with one row per cache. `record` is the score file in which perplexity and recall
+        were kept, for `add_scores` and `publish`; `None` for several combinations.
     """
     found = evaluate(from_python(EvalParams, artifact, options), observer)
     assert isinstance(found, EvalReport)
@@ -81,13 +80,12 @@ def evaluate_against(
     """Measure the cache of an artifact beside BF16 and caches of other methods, in this process.
 
     Args:
-        artifact: name of an artifact, or its folder.
         against: alternatives as `--against` of `oscar-zoo eval` takes them, such as
             `["fp8", "kivi:2"]`; `all` for every one that fits the model.
-        observer, options: as of `evaluate_artifact`.
+        artifact, observer, options: as of `evaluate_artifact`.
 
     Returns:
-        A report with one row per cache, by bits; `to_json()` gives plain values.
+        A report with one row per cache, by bits.
     """
     found = evaluate(from_python(EvalParams, artifact, options | {"against": against}), observer)
     assert isinstance(found, AgainstReport)
@@ -99,15 +97,8 @@ def evaluate_sessions(
     artifact: str | Path, *, observer: Observer = SILENT, **options: Any
 ) -> SessionsReport:
     """Measure BF16, data-free INT2 and the INT2 cache of an artifact over long sessions of an
-    agent, in this process.
-
-    Args:
-        artifact: name of an artifact, or its folder.
-        observer, options: as of `evaluate_artifact`; `windows` are sessions.
-
-    Returns:
-        A report with one row per cache; `to_json()` gives plain values.
-    """
+    agent, in this process. The arguments are those of `evaluate_artifact`; `windows` are sessions.
+    The report has one row per cache."""
     found = evaluate(from_python(EvalParams, artifact, options | {"tasks": [SESSIONS]}), observer)
     assert isinstance(found, SessionsReport)
     return found
@@ -123,7 +114,7 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
     require_compute()
     subject = find_subject("eval", params, observer)
     # What follows imports torch and transformers, which takes seconds.
-    from oscar_zoo.evaluate import run
+    from oscar_zoo.evaluate import caches
     from oscar_zoo.models.memory import memory_errors
 
     sessions = SESSIONS in params.tasks
@@ -143,44 +134,42 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
         raise UsageError(message, hint="leave it out: BF16 and data-free codes are measured anyway")
     observer.begin(PHASES, timed=False)
     model = load_subject(params, subject.choice, observer, longest=length)
-    if params.length or not sessions:
-        _tell_of_limit(length, model.block, observer)
+    limit = fitting(length, model.block)
+    if limit < length and length > LENGTH and (params.length or not sessions):
+        text = f"{model.block.id} takes {limit:,} tokens, so windows have no more than that."
+        observer.note(Note("eval.limit", text, {"limit": limit}))
     (recipe, changes), several = settings[0], settings if len(settings) > 1 else []
+    artifact, windows = both_sides(subject.artifact), params.windows or WINDOWS
     what: dict[str, Any] = {
-        "artifact": both_sides(subject.artifact),
+        "artifact": artifact,
         "recipe": subject.recipe if several else recipe,
-        "windows": params.windows or WINDOWS,
-        "length": length,
-        "answers": params.answers or ANSWERS,
+        "length": limit,
         "progress": lambda done, total, unit: observer.advance("measure", done, total, unit),
     }
+    size = {"windows": windows, "answers": params.answers or ANSWERS}
     report: Report
     with memory_errors(model.block.id, model.device):
         if sessions:
             from oscar_zoo.evaluate.sessions import measure_sessions
 
-            what = {name: what[name] for name in ("artifact", "recipe", "progress")}
-            limit = model.block.rope.max_position if model.block.rope else None
-            what |= {"number": params.windows or _NUMBER, "length": min(length, limit or length)}
-            report = measure_sessions(model, **what)
+            report = measure_sessions(model, number=params.windows or _NUMBER, **what)
         elif params.engine == "transformers":
             from oscar_zoo.evaluate.server_comparison import measure_cache
 
-            what = {name: what[name] for name in ("recipe", "windows", "length", "progress")}
-            report = measure_cache(model, subject, **what)
+            report = measure_cache(model, subject, windows=windows, **what)
         elif names:
             made = subject.artifact.manifest
-            what["method"] = made.fit.method if made else what["artifact"][0].objective
-            report = run.compare(model, subject.text, chosen, strict=ALL not in names, **what)
+            what["method"] = made.fit.method if made else artifact[0].objective
+            what |= {"strict": ALL not in names, **size}
+            report = caches.compare(model, subject.text, chosen, **what)
         else:
-            tasks = params.tasks or TASKS
-            report = run.evaluate(model, subject.text, tasks=tasks, settings=several, **what)
+            what |= {"tasks": params.tasks or TASKS, "settings": several, **size}
+            report = caches.evaluate(model, subject.text, **what)
     observer.begin((), timed=False)
-    if isinstance(report, SessionsReport | ServerReport):
-        return report
     if isinstance(report, AgainstReport):
         for name, reason in report.left_out.items():
             observer.note(Note("eval.left_out", f"{name} is left out: {reason}", {"cache": name}))
+    if not isinstance(report, EvalReport):
         return report
     own = _values_in(subject.recipe)
     different = {name: str(value) for name, value in changes.items() if value != own[name]}
@@ -189,8 +178,8 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
 
 
 def values_of(params: EvalParams) -> dict[str, tuple[Any, ...]]:
-    """The values of the recipe to measure with, where any are given; one of each replaces the
-    recipe's for all caches, and of several every combination is measured with the artifact."""
+    """One value of each replaces the recipe's for all caches, and of several every combination is
+    measured with the artifact."""
     found = {
         "sink": numbers("--sink", params.sink, least=0),
         "recent": numbers("--recent", params.recent),
@@ -201,7 +190,6 @@ def values_of(params: EvalParams) -> dict[str, tuple[Any, ...]]:
 
 
 def settings_of(values: Mapping[str, Sequence[Any]], recipe: ServingRecipe) -> list[Setting]:
-    """Every combination of the values over `recipe`; the last of them change fastest."""
     settings: list[Setting] = []
     for combination in product(*values.values()):
         given = dict(zip(values, combination, strict=True))
@@ -211,9 +199,8 @@ def settings_of(values: Mapping[str, Sequence[Any]], recipe: ServingRecipe) -> l
             raise
         except ValueError:
             said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items())
-            raise UsageError(
-                f"no recipe has {said}.", hint="windows have at most 1,048,576 tokens"
-            ) from None
+            hint = "windows have at most 1,048,576 tokens"
+            raise UsageError(f"no recipe has {said}.", hint=hint) from None
         settings.append((changed, {name: _values_in(changed)[name] for name in given}))
     return settings
 
@@ -232,7 +219,7 @@ def check_settings(
 ) -> None:
     """Refuse what cannot be measured on sequences of `length` tokens, before a model is loaded;
     `always` also where the windows are the recipe's own."""
-    length = min(length, (model.rope and model.rope.max_position) or length)
+    length = fitting(length, model)
     for recipe, changes in settings:
         windows = recipe.windows
         if "group_size" in changes:
@@ -248,8 +235,6 @@ def check_settings(
 
 @dataclass(frozen=True)
 class Subject:
-    """An artifact with its rotations, the model that it is used with, and a text to measure on."""
-
     artifact: Artifact
     choice: ModelChoice
     revision: str | None
@@ -257,19 +242,18 @@ class Subject:
 
     @cached_property
     def block(self) -> ModelBlock:
-        """The model, by its configuration; no weights are read."""
         from oscar_zoo.models.model_source import inspect_model
 
-        source, name = self.choice.source, self.choice.model_id
-        return inspect_model(source, revision=self.revision, model_id=name)
+        return inspect_model(
+            self.choice.source, revision=self.revision, model_id=self.choice.model_id
+        )
 
     @cached_property
     def recipe(self) -> ServingRecipe:
         """The artifact's, else the zoo's or the default for a model of this shape."""
         from oscar_zoo.registry.recipe import serving_recipe
 
-        geometry = self.block.geometry
-        return self.artifact.recipe or serving_recipe(self.choice.recipe, geometry)
+        return self.artifact.recipe or serving_recipe(self.choice.recipe, self.block.geometry)
 
 
 def find_subject(verb: str, params: EvalParams | RulerParams, observer: Observer) -> Subject:
@@ -289,7 +273,6 @@ def find_subject(verb: str, params: EvalParams | RulerParams, observer: Observer
 def find_model(
     verb: str, params: EvalParams | RulerParams, observer: Observer
 ) -> tuple[Artifact, ModelChoice]:
-    """An artifact, and the model that it is used with."""
     from oscar_zoo.models.model_hub import check_fetchable
 
     line = again(verb, params)
@@ -305,7 +288,6 @@ def find_model(
 def load_subject(
     params: EvalParams | RulerParams, choice: ModelChoice, observer: Observer, *, longest: int
 ) -> LoadedModel:
-    """The model in memory, for sequences of `longest` tokens at most."""
     from oscar_zoo.models.loading import load_model
     from oscar_zoo.models.memory import Workload, pick_device
 
@@ -322,14 +304,6 @@ def load_subject(
     for note in loaded.notes:
         observer.note(Note("model.loaded", note))
     return loaded
-
-
-def _tell_of_limit(length: int, model: ModelBlock, observer: Observer) -> None:
-    """Say that windows are shorter than asked for, where the model takes no longer ones."""
-    limit = model.rope.max_position if model.rope else None
-    if limit is not None and length > LENGTH and limit < length:
-        text = f"{model.id} takes {limit:,} tokens, so windows have no more than that."
-        observer.note(Note("eval.limit", text, {"limit": limit}))
 
 
 def _keep(
@@ -349,9 +323,18 @@ def _keep(
         text = f"no scores are recorded: {artifact.label} was not made for {model.block.id}."
         observer.note(Note("eval.no_record", text))
         return None
+    data = params.data or DATA
+    options = {
+        "data": data if data in TEXTS else "FILE",  # a file of the user is not named
+        "windows": params.windows or WINDOWS,
+        "length": params.length or LENGTH,
+        "answers": params.answers or ANSWERS,
+        **changes,
+    }
+    words = (f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     shared = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "source": _command(params, artifact, changes),
+        "source": " ".join(("oscar-zoo eval", artifact.label, *words)),
         "dataset_revision": f"sha256:{report.text_sha256}",
     }
     int2 = {"artifact_digest": artifact.digest, "recipe_changes": dict(changes)}
@@ -370,7 +353,7 @@ def _keep(
 
 
 def place_of(artifact: Artifact, identity: ArtifactId) -> Path:
-    """The score file of an artifact: in its folder where that is the user's own, else in the state
+    """The score file: in the artifact's folder where that is the user's own, else in the state
     folder."""
     stored = artifact.path.resolve().is_relative_to(Store().root.resolve())
     if artifact.installed or stored:
@@ -379,25 +362,9 @@ def place_of(artifact: Artifact, identity: ArtifactId) -> Path:
 
 
 def made_for(artifact: Artifact, model: ModelBlock) -> bool:
-    """Whether the model is the one that the artifact was made for, by its name or its
-    `config.json`."""
+    """By the model's name, or its `config.json`."""
     made = artifact.manifest.model if artifact.manifest else None
     if made and made.config_sha256 and made.config_sha256 == model.config_sha256:
         return True
     base = made.id if made else artifact.base_model
     return base is not None and base.casefold() == model.id.casefold()
-
-
-def _command(params: EvalParams, artifact: Artifact, changes: Mapping[str, str]) -> str:
-    """The command that measures the same again; a file of the user is not named."""
-    data = params.data or DATA
-    rest: dict[str, object] = {
-        "data": data if data in TEXTS else "FILE",
-        "windows": params.windows or WINDOWS,
-        "length": params.length or LENGTH,
-        "answers": params.answers or ANSWERS,
-    }
-    words = (
-        f"--{name.replace('_', '-')} {value}" for name, value in (rest | dict(changes)).items()
-    )
-    return " ".join(("oscar-zoo eval", artifact.label, *words))

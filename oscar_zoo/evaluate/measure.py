@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from oscar_zoo.evaluate.simulated_cache import Simulated, SimulatedCache
-from oscar_zoo.models.attention import attention_scope
-from oscar_zoo.models.layer_replay import run_by_layer
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, Simulated, SimulatedCache
+from oscar_zoo.models.attention import Softmax, attention_scope
+from oscar_zoo.models.layer_replay import (
+    Entangled,
+    ReplayPlan,
+    ReplayState,
+    advance_together,
+    known_plan,
+    run_by_layer,
+)
 from oscar_zoo.models.loading import LoadedModel
 
 LOSS_BLOCK = 256
@@ -34,10 +42,9 @@ def _silent() -> None: ...
 
 @dataclass(frozen=True)
 class TaskPrompt:
-    """One sequence that starts at position 0: `ids` are `[T]` int64, in main memory; `scored`,
-    `[n]` int64, there too, ascending, are the positions whose predictions (of the next token) the
-    task looks at. `answers` are stretches of `scored`, `[first, last)`, that belong to one answer;
-    none when each stands alone."""
+    """One sequence that starts at position 0: `ids`, `[T]` int64; `scored`, `[n]` int64, ascending,
+    are the positions whose predictions (of the next token) the task looks at; both are in main
+    memory. `answers` are stretches of `scored`, `[first, last)`, that belong to one answer."""
 
     ids: Tensor
     scored: Tensor
@@ -67,15 +74,10 @@ def right(prompt: TaskPrompt, logits: Tensor) -> Tensor:
 
 
 class Task(Protocol):
-    """Something to measure."""
-
     @property
-    def name(self) -> str:
-        """Key of the result, such as `perplexity`."""
-
+    def name(self) -> str: ...
     @property
-    def prompts(self) -> Sequence[TaskPrompt]:
-        """The sequences."""
+    def prompts(self) -> Sequence[TaskPrompt]: ...
 
     def count(self, prompt: TaskPrompt, logits: Tensor) -> Part:
         """What to average over one prompt, from `[n, vocabulary]` at its scored positions."""
@@ -96,17 +98,14 @@ class Measurement:
 
     @classmethod
     def of(cls, task: Task, parts: Sequence[Part]) -> Measurement:
-        """From what `task.count` gave for every prompt."""
-        return cls(
-            task.result(sum(total for total, _ in parts), sum(n for _, n in parts)), tuple(parts)
-        )
+        totals, numbers = zip(*parts, strict=True)
+        return cls(task.result(sum(totals), sum(numbers)), tuple(parts))
 
 
 def mean_of(parts: Sequence[Part]) -> Measurement:
     """The divergence per position, from the sums of every prompt."""
-    return Measurement(
-        math.fsum(total for total, _ in parts) / sum(number for _, number in parts), tuple(parts)
-    )
+    totals, numbers = zip(*parts, strict=True)
+    return Measurement(math.fsum(totals) / sum(numbers), tuple(parts))
 
 
 def measure(
@@ -121,13 +120,7 @@ def measure(
 def measure_each(
     model: LoadedModel, tasks: Sequence[Task], cache: Simulated | None, *, tick: Tick = _silent
 ) -> list[Measurement]:
-    """Tasks over the same prompts, from the same passes."""
-    prompts = tasks[0].prompts
-
-    def counter(task: Task) -> Callable[[int, Tensor], Part]:
-        return lambda number, logits: task.count(prompts[number], logits)
-
-    found = _counted(model, prompts, cache, [counter(task) for task in tasks], tick)
+    found = _counted(model, tasks[0].prompts, cache, list(map(_counter, tasks)), tick)
     return [Measurement.of(task, parts) for task, parts in zip(tasks, found, strict=True)]
 
 
@@ -147,18 +140,18 @@ def measure_both(
     *,
     tick: Tick = _silent,
 ) -> tuple[Measurement, Measurement]:
-    """A task under a cache and the divergence of the cache, from the same passes."""
-
-    def count(number: int, logits: Tensor) -> Part:
-        return task.count(task.prompts[number], logits)
 
     def diverge(number: int, logits: Tensor) -> Part:
         scored, sampled = task.prompts[number].scored, exact.prompts[number].scored
         places = torch.searchsorted(scored, sampled).to(logits.device)
         return exact.part(number, logits if len(sampled) == len(scored) else logits[places])
 
-    counted, parts = _counted(model, task.prompts, cache, [count, diverge], tick)
+    counted, parts = _counted(model, task.prompts, cache, [_counter(task), diverge], tick)
     return Measurement.of(task, counted), mean_of(parts)
+
+
+def _counter(task: Task) -> Callable[[int, Tensor], Part]:
+    return lambda number, logits: task.count(task.prompts[number], logits)
 
 
 def _counted(
@@ -168,7 +161,6 @@ def _counted(
     counters: Sequence[Callable[[int, Tensor], Part]],
     tick: Tick,
 ) -> list[list[Part]]:
-    """What each counter finds in the logits of every prompt."""
     found: list[list[Part]] = [[] for _ in counters]
     with simulating(model, cache):
         for number, logits in enumerate(all_logits(model, prompts)):
@@ -181,12 +173,11 @@ def _counted(
 @contextmanager
 def simulating(model: LoadedModel, cache: Simulated | None) -> Iterator[None]:
     """Run the model with a simulated cache, and without gradients, while the block is open."""
-    scope = (
-        nullcontext()
-        if cache is None
-        else attention_scope(model, SimulatedCache(cache, model.block, model.device))
-    )
-    with scope, torch.inference_mode():
+    with ExitStack() as stack:
+        if cache is not None:
+            simulated = SimulatedCache(cache, model.block, model.device)
+            stack.enter_context(attention_scope(model, simulated))
+        stack.enter_context(torch.inference_mode())
         yield
 
 
@@ -217,23 +208,20 @@ class ExactPredictions:
     sample, `[n, vocabulary]` float16.
 
     The divergence of a cache is `sum(p * (log p - log q))` over the vocabulary, in nats per
-    position, with `p` what the model says with the exact cache and `q` with another one. Perplexity
-    looks at one token of each position and gains and losses cancel in it; the divergence looks at
-    all of them and is never negative, so it tells caches apart on much less text. As float16 the
-    sample adds 2e-7 nats to the divergence of every cache on the example model, where bfloat16
-    would add 1e-5, and codes of 4 bits give 9e-4.
+    position, with `p` what the model says with the exact cache and `q` with another one. Gains and
+    losses cancel in perplexity, and never here, so it tells caches apart on much less text. As
+    float16 the sample adds 2e-7 nats to the divergence of every cache on the example model, where
+    bfloat16 would add 1e-5, and codes of 4 bits give 9e-4.
     """
 
     prompts: tuple[TaskPrompt, ...]
     log_probabilities: tuple[Tensor, ...]
 
     def between(self, first: int, last: int) -> ExactPredictions:
-        """Those of the prompts `first` to `last - 1`."""
         return ExactPredictions(self.prompts[first:last], self.log_probabilities[first:last])
 
     @property
     def positions(self) -> int:
-        """Positions of all prompts."""
         return sum(len(prompt.scored) for prompt in self.prompts)
 
     def part(self, number: int, logits: Tensor) -> Part:
@@ -273,7 +261,11 @@ def exact_predictions(
     room = max(room_for(model, max_bytes), len(prompts))
     share = min(1.0, room / sum(len(prompt.scored) for prompt in prompts))
     sampled = tuple(_thinned(prompt, share) for prompt in prompts)
-    place, kept = _place(model, max_bytes), []
+    place, kept = torch.device("cpu"), []
+    if model.device.type == "cuda" and not model.streamed:
+        free, _ = torch.cuda.mem_get_info(model.device)
+        if free >= 4 * max_bytes:  # which leaves three times as much to compute with
+            place = model.device
     with simulating(model, None):
         for logits in all_logits(model, sampled):
             blocks = [
@@ -284,17 +276,125 @@ def exact_predictions(
     return ExactPredictions(sampled, tuple(kept))
 
 
-def _place(model: LoadedModel, max_bytes: int) -> torch.device:
-    """The GPU of the model, where that leaves three times as much to compute with."""
-    if model.device.type == "cuda" and not model.streamed:
-        free, _ = torch.cuda.mem_get_info(model.device)
-        if free >= 4 * max_bytes:
-            return model.device
-    return torch.device("cpu")
-
-
 def _thinned(prompt: TaskPrompt, share: float) -> TaskPrompt:
     """A share of the scored positions of a prompt, evenly spaced; answers are of no interest."""
     number = max(1, math.floor(share * len(prompt.scored)))
     places = torch.arange(number, device="cpu") * len(prompt.scored) // number
     return replace(prompt, scored=prompt.scored[places], answers=())
+
+
+BRANCH_BYTES = 8 << 30
+"""Most bytes of hidden states that wait for their next layer together."""
+BATCH_TOKENS = {"cuda": 8192}
+"""Tokens that run through a layer together, by device: one sequence does not keep a GPU busy."""
+Change = tuple[int, CacheSpec]
+"""A decoder layer, and a cache that differs from the common one only there."""
+
+
+def divergences_of_changes(
+    model: LoadedModel,
+    exact: ExactPredictions,
+    common: CacheSpec,
+    changes: Sequence[Change],
+    *,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Measurement]:
+    """The divergence of every changed cache, as `measure_divergence` finds it.
+
+    Up to its layer, such a cache computes what the common one does. So every sequence runs through
+    the model with the common cache, and at each layer it branches off into the caches that differ
+    there: half the work of whole passes. Where weights are read layer by layer, a layer is read
+    once for all branches that are in memory together.
+    """
+    cache = SimulatedCache(common, model.block, model.device)
+    branching = _Branching(model, exact.prompts, changes, cache)
+    try:
+        if model.spread:  # the arguments of a layer belong to its device
+            raise Entangled
+        with attention_scope(model, branching), torch.inference_mode():
+            plan = known_plan(model.model, model.block.num_layers, exact.prompts[0].ids)
+            if plan is None:
+                raise Entangled
+            parts = [[(0.0, 0)] * len(exact.prompts) for _ in changes]
+            for number, prompt, logits in branching.run(plan):
+                parts[number][prompt] = exact.part(prompt, logits)
+                tick()
+    except Entangled:
+        return [measure_divergence(model, exact, spec, tick=tick) for _, spec in changes]
+    return [mean_of(one) for one in parts]
+
+
+@dataclass
+class _Branching:
+    """A function for `attention_scope`, with the cache that counts just now."""
+
+    model: LoadedModel
+    prompts: Sequence[TaskPrompt]
+    changes: Sequence[Change]
+    cache: SimulatedCache
+
+    def __call__(
+        self, layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax
+    ) -> Tensor:
+        return self.cache(layer_id, query, key, value, softmax)
+
+    def run(self, plan: ReplayPlan) -> Iterator[tuple[int, int, Tensor]]:
+        """Yields `(number of the change, number of the prompt, logits)` for each of them."""
+        prompts = range(len(self.prompts))
+        # Weights that are read for every layer are worth more than room for hidden states.
+        rounds = [tuple(prompts)] if self.model.streamed else [(one,) for one in prompts]
+        for numbers in rounds:
+            tokens = sum(len(self.prompts[number].ids) for number in numbers)
+            # As many changes as have room beside the common cache.
+            at_once = max(1, BRANCH_BYTES // (tokens * plan.hidden_bytes) - 1)
+            for first in range(0, len(self.changes), at_once):
+                chosen = range(first, min(first + at_once, len(self.changes)))
+                yield from self._together(plan, chosen, numbers)
+
+    def _together(
+        self, plan: ReplayPlan, changes: Sequence[int], prompts: Sequence[int]
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        trunks = {n: plan.prepare(self._decode, self.prompts[n].ids.tolist()) for n in prompts}
+        branches: dict[tuple[int, int], ReplayState] = {}
+        for index, layer in enumerate(plan.layers):
+            grown = self._grow(trunks, [n for n in changes if self.changes[n][0] == index], layer)
+            if all(self.changes[n][0] <= index for n in changes):
+                trunks = {}  # nothing branches off any more
+            for number in prompts:
+                alike = [state for (_, other), state in branches.items() if other == number]
+                self._advance([*([trunks[number]] if trunks else []), *alike], layer, index)
+            branches |= grown
+        for (change, number), state in branches.items():
+            whole = partial(logits_of, self.model, self.prompts[number])
+            state.hidden = state.hidden.to(self.model.device)
+            yield change, number, plan.finish(whole, state)
+
+    def _decode(self, ids: Sequence[int]) -> None:
+        given = torch.tensor([list(ids)], device=self.model.device)
+        self.model.model.base_model(input_ids=given, use_cache=False)
+
+    def _grow(
+        self, trunks: dict[int, ReplayState], changes: Sequence[int], layer: nn.Module
+    ) -> dict[tuple[int, int], ReplayState]:
+        """New branches behind `layer`, where `changes` begin to differ."""
+        found, common = {}, self.cache
+        for change in changes:
+            index, spec = self.changes[change]
+            self.cache = common.with_layer_of(spec, index)
+            for number, trunk in trunks.items():
+                found[change, number] = branch = ReplayState(trunk.hidden, trunk.calls)
+                self._advance([branch], layer, index)
+        self.cache = common
+        return found
+
+    def _advance(self, states: Sequence[ReplayState], layer: nn.Module, index: int) -> None:
+        """Run one layer over states of the same prompt; those of all prompts together wait in main
+        memory."""
+        if not self.model.streamed:
+            tokens = BATCH_TOKENS.get(self.model.device.type, 0)
+            advance_together(states, layer, index, most_tokens=tokens)
+            return
+        for state in states:
+            state.hidden = state.hidden.to(self.model.device)
+            state.advance(layer, index)
+            state.hidden = state.hidden.cpu()

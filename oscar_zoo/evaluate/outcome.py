@@ -16,6 +16,7 @@ from pydantic import Field, InstanceOf, PlainSerializer, TypeAdapter, WithJsonSc
 from oscar_zoo.artifact import specs
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, Sha256, says
 from oscar_zoo.errors import OscarZooError
+from oscar_zoo.evaluate.params import Cache, Family
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0)]
@@ -90,7 +91,7 @@ class Bits:
 class EvalRow(Bits):
     """One cache, or one cache under one setting."""
 
-    cache: Literal["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
+    cache: Cache
     perplexity: Annotated[Number, says("Null when not measured.")]
     recall: Annotated[Share | None, says("Of digits of all answers; guessing gives 0.1.")]
     changes: Annotated[Changes, says("Values in place of those above, where several were tried.")]
@@ -153,7 +154,7 @@ class AgainstReport(Facts):
 class SessionsRow(Bits):
     """One cache over sessions of an agent."""
 
-    cache: Literal["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
+    cache: Cache
     divergence: Annotated[Finite, says("From the exact cache, in nats per position.")]
     divergence_to: Annotated[
         Mapping[str, Finite], says("The same of a stretch of positions, by its end.")
@@ -285,10 +286,7 @@ class BenchmarkReport(Plain):
 class Cell:
     """Answers of one place of the map under one cache, each counted as a whole."""
 
-    family: Literal[
-        "single", "multi-key", "multi-value", "multi-query", "variables", "common-words",
-        "documents",
-    ]  # fmt: skip
+    family: Family
     length: Annotated[Count, says("Tokens of a prompt.")]
     depth: Annotated[
         Share | None, says("Of the fact that is asked for; null where facts lie everywhere.")

@@ -10,29 +10,20 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
+from oscar_zoo.registry import params as shared
 from oscar_zoo.registry.arguments import model_text
-from oscar_zoo.registry.params import (
-    ASKED_HUBS,
-    DEVICES,
-    DTYPE,
-    KEY_FILE,
-    OFFLINE,
-    REVISION,
-    SERVED_MODEL,
-    STREAM_WEIGHTS,
-)
 from oscar_zoo.verb import Arg, Opt, checked, parameters_of
 
 T = TypeVar("T")
 
 Artifact = Annotated[str | Path, Arg("An artifact.", "NAME|DIR", complete="names_or_paths")]
 EngineFlags = Annotated[tuple[str, ...], Arg("Flags of the engine.", "[-- ENGINE FLAGS]")]
-Model = Annotated[str | None, SERVED_MODEL]
-Revision = Annotated[str | None, REVISION]
+Model = Annotated[str | None, shared.SERVED_MODEL]
+Revision = Annotated[str | None, shared.REVISION]
 File = Path | None
 
 
@@ -40,7 +31,7 @@ File = Path | None
 class Weights:
     """Which weights, and their type."""
 
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], DTYPE] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], shared.DTYPE] = "auto"
     revision: Revision = None
 
 
@@ -48,16 +39,16 @@ class Weights:
 class Hubs:
     """Where the artifact comes from."""
 
-    offline: Annotated[bool, OFFLINE] = False
-    hubs: Annotated[tuple[str, ...], ASKED_HUBS] = ()
+    offline: Annotated[bool, shared.OFFLINE] = False
+    hubs: Annotated[tuple[str, ...], shared.ASKED_HUBS] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
     """Where the model runs."""
 
-    device: Annotated[str | None, DEVICES] = None
-    stream_weights: Annotated[bool | None, STREAM_WEIGHTS] = None
+    device: Annotated[str | None, shared.DEVICES] = None
+    stream_weights: Annotated[bool | None, shared.STREAM_WEIGHTS] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,11 +267,11 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
     ] = ()
 
 
-CACHES = ("bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact")
 Family = Literal[
     "single", "multi-key", "multi-value", "multi-query", "variables", "common-words", "documents"
 ]
 Cache = Literal["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
+CACHES: tuple[Cache, ...] = get_args(Cache)
 
 
 @dataclass(frozen=True)
@@ -335,7 +326,7 @@ class RulerParams(Weights, Hubs, Devices):
             flag="--url",
         ),
     ] = ()
-    api_key_file: Annotated[File, KEY_FILE] = None
+    api_key_file: Annotated[File, shared.KEY_FILE] = None
     data: Annotated[
         str,
         Opt("Text between the facts: a file, or a text known by name.", "FILE|NAME", shown=True),
@@ -423,11 +414,8 @@ def is_number(text: str) -> bool:
 
 
 def numbers(option: str, text: str | None, *, least: int = 1) -> tuple[int, ...]:
-    """The whole numbers from `least` on of a list such as `1,16`, each of them once; none without a
-    list."""
-    if text is None:
-        return ()
-    parts = listed(text)
+    """The whole numbers from `least` on of a list such as `1,16`, each of them once."""
+    parts = () if text is None else listed(text)
     if not all(is_number(part) or (part == "0" and least == 0) for part in parts):
         raise UsageError(
             f"{option} {text!r} is not a list of whole numbers from {least} on.",

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Literal
 
 import torch
@@ -27,16 +27,13 @@ TABLE_LINES = 48
 PASSKEY_DIGITS, TABLE_DIGITS = 6, 4
 CONSONANTS, VOWELS = "bdgklmnprstvz", "aeo"
 ROOM = 64
-"""Tokens between two questions beyond the recent window, so that whole pages of the last answer are
-behind it."""
+"""Tokens between two questions beyond the recent window, so that whole pages are behind it."""
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Windows of a text; every window starts at position 0 and predicts its tokens 1 .. length - 1.
-
-    It is the exponential of the mean negative log-likelihood of the next token.
-    """
+    """Over windows of a text, each of which starts at position 0 and predicts its tokens 1 ..
+    length - 1: the exponential of the mean negative log-likelihood of the next token."""
 
     prompts: tuple[TaskPrompt, ...]
     name: str = "perplexity"
@@ -59,16 +56,13 @@ class Perplexity:
         return cls(tuple(TaskPrompt(ids[start : start + length], scored) for start in starts))
 
     def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
-        """Summed negative log-likelihood in nats, and the number of predictions."""
         return float(losses(prompt, logits).sum()), len(prompt.scored)
 
     def result(self, total: float, number: int) -> float:
-        """`exp(mean)`; infinite when the exponential overflows."""
         mean = total / number
         return math.exp(mean) if mean < 700 else math.inf
 
     def describe(self) -> Mapping[str, int | str]:
-        """Windows, their length and the scored predictions."""
         return {
             "windows": len(self.prompts),
             "length": len(self.prompts[0].ids),
@@ -80,9 +74,8 @@ class Perplexity:
 class Recall:
     """Recall of facts that lie so far back that every cache reads them from INT2.
 
-    The questions stand at the end of the prompt. Two kinds of prompts take turns. Passkey:
-    sentences with six-digit codes spread through text, then questions. Table: text, then lines
-    ` Name = 1234`, then some of the names again. Answers are teacher-forced: an answer is right
+    Two kinds of prompts take turns: sentences with six-digit codes spread through text, then
+    questions; and text, then lines ` Name = 1234`, then some of the names again. An answer is right
     when the greedy prediction of each of its tokens is right, given the prompt and the true answers
     before it. `unit` counts whole answers, or single tokens of answers (a gentler number).
     """
@@ -110,12 +103,11 @@ class Recall:
         if answers < 1:
             raise UsageError("no answers are asked for.")
         writer = _Writer(ids.tolist(), encode, random.Random(seed), windows, length, per_prompt)
-        number = -(-answers // per_prompt)
-        prompts = (writer.table() if i % 2 else writer.passkeys() for i in range(number))
-        return cls(tuple(prompts), seed, unit)
+        numbers = range(-(-answers // per_prompt))
+        prompts = tuple(writer.table() if i % 2 else writer.passkeys() for i in numbers)
+        return cls(prompts, seed, unit)
 
     def count(self, prompt: TaskPrompt, logits: Tensor) -> tuple[float, int]:
-        """Number of right answers and of all answers, or of their tokens."""
         found = right(prompt, logits)
         if self.unit == "token":
             return float(found.sum()), len(found)
@@ -123,11 +115,9 @@ class Recall:
         return float(sum(whole)), len(whole)
 
     def result(self, total: float, number: int) -> float:
-        """The fraction recalled, 0 .. 1."""
         return total / number
 
     def describe(self) -> Mapping[str, int | str]:
-        """Prompts, answers, the longest prompt and the seed."""
         return {
             "prompts": len(self.prompts),
             "answers": sum(len(p.answers) for p in self.prompts),
@@ -139,8 +129,6 @@ class Recall:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Makes prompts; state is only that of `rng`."""
-
     filler: list[int]
     encode: Encode
     rng: random.Random
@@ -151,10 +139,8 @@ class _Writer:
     def passkeys(self) -> TaskPrompt:
         """As many codes as questions, spread evenly with some jitter, and text between them."""
         names, codes = self._facts(self.per_prompt, PASSKEY_DIGITS)
-        facts = [
-            self.encode(f"\nThe access code of {name} is {code}.\n")
-            for name, code in zip(names, codes, strict=True)
-        ]
+        pairs = zip(names, codes, strict=True)
+        facts = [self.encode(f"\nThe access code of {name} is {code}.\n") for name, code in pairs]
         pieces: list[tuple[str, bool]] = []
         for i in self.rng.sample(range(len(names)), len(names)):
             question = f"\nQuestion: What is the access code of {names[i]}?\nAnswer: "
@@ -176,7 +162,8 @@ class _Writer:
         """Text, then lines of facts until the questions begin. Facts that reach into the recent
         window are not asked for."""
         names, codes = self._facts(TABLE_LINES, TABLE_DIGITS)
-        rows = [self.encode(f"\n {name} = {code}") for name, code in zip(names, codes, strict=True)]
+        pairs = zip(names, codes, strict=True)
+        rows = [self.encode(f"\n {name} = {code}") for name, code in pairs]
         ends = list(accumulate(map(len, rows)))
         far = [i for i, end in enumerate(ends) if ends[-1] - end >= self.windows.recent]
         if len(far) < self.per_prompt:
@@ -188,8 +175,7 @@ class _Writer:
         before = self.length - len(tail) - ends[-1]
         if before < self.windows.sink:
             raise self._too_short()
-        table = [token for row in rows for token in row]
-        return with_answers(self._text(before) + table, tail, stretches)
+        return with_answers(self._text(before) + list(chain(*rows)), tail, stretches)
 
     def _too_short(self) -> UsageError:
         return UsageError(
@@ -200,7 +186,7 @@ class _Writer:
 
     def _facts(self, number: int, digits: int) -> tuple[list[str], list[str]]:
         names = invented_names(self.rng, number)
-        return names, ["".join(self.rng.choices("0123456789", k=digits)) for _ in names]
+        return names, [random_digits(self.rng, digits) for _ in names]
 
     def _text(self, number: int) -> list[int]:
         if number <= 0:
@@ -214,8 +200,11 @@ class _Writer:
         return self.filler[start : start + number]
 
 
+def random_digits(rng: random.Random, count: int) -> str:
+    return "".join(rng.choices("0123456789", k=count))
+
+
 def invented_names(rng: random.Random, count: int) -> list[str]:
-    """Distinct names of two or three syllables."""
     found: dict[str, None] = {}
     while len(found) < count:
         syllables = rng.choice((2, 2, 3))
@@ -267,11 +256,9 @@ def conversations(
     length: int = 2000,
     seed: int = 0,
 ) -> tuple[Conversation, ...]:
-    """Conversations of at most `length` tokens each, from a text, `[N]` int64.
-
-    More text than the recent window stands between two questions, as a user may paste it. A server
-    that reuses its cache therefore reads the context, the questions and its own answers as INT2.
-    """
+    """Conversations of at most `length` tokens each, from a text, `[N]` int64. More text than the
+    recent window stands between two questions, so a server that reuses its cache reads the context,
+    the questions and its own answers as INT2."""
     between = windows.recent + ROOM
     least = windows.sink + windows.recent + between * (turns - 1)
     if length < 2 * least:
@@ -293,10 +280,12 @@ def conversations(
     for prompt in recall.prompts:
         starts = [rng.randrange(len(ids) - between) for _ in range(turns - 1)]
         fillers = [(), *(tuple(ids[a : a + between].tolist()) for a in starts)]
-        whole: tuple[int, ...] = tuple(prompt.ids.tolist())
-        talk, end = [], 0
-        for (first, last), filler in zip(places_of(prompt), fillers, strict=True):
-            talk.append((filler + whole[end:first], whole[first:last]))
-            end = last
-        found.append(tuple(talk))
+        whole, places = tuple(prompt.ids.tolist()), places_of(prompt)
+        before = [0, *(end for _, end in places)]
+        found.append(
+            tuple(
+                (filler + whole[end:first], whole[first:last])
+                for end, (first, last), filler in zip(before, places, fillers, strict=False)
+            )
+        )
     return tuple(found)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from oscar_zoo.evaluate.benchmarks.harness import ArmResult, LoadedTask, Settings
 
 Fields = Mapping[str, Any]
-"""Fields of scores that the caller knows: those that a score shares with its baseline, and those
-that only the INT2 cache has."""
+"""Fields that the caller knows: those shared with the baseline, or those of INT2 alone."""
 Compared = tuple[Task, Measurement, Measurement]
 """One task under a BF16 cache and under that of an artifact."""
 PERCENT = 100.0
@@ -32,21 +31,12 @@ def scores(
     compared: Sequence[Compared], model: LoadedModel, shared: Fields, int2: Fields
 ) -> tuple[Score, ...]:
     """A score with its baseline for every task whose numbers are finite."""
-    return tuple(
-        _score(task, bf16, found, model, shared, int2)
-        for task, bf16, found in compared
-        if math.isfinite(found.value + bf16.value)
-    )
+    finite = [one for one in compared if math.isfinite(one[1].value + one[2].value)]
+    return tuple(_score(one, model, shared, int2) for one in finite)
 
 
-def _score(
-    task: Task,
-    bf16: Measurement,
-    found: Measurement,
-    model: LoadedModel,
-    said: Fields,
-    int2: Fields,
-) -> Score:
+def _score(compared: Compared, model: LoadedModel, said: Fields, int2: Fields) -> Score:
+    task, bf16, found = compared
     described, is_recall = task.describe(), task.name == "recall"
     n = int(described["answers"] if is_recall else described["windows"])
     scale = PERCENT if is_recall else 1.0
@@ -114,7 +104,7 @@ def benchmark_score(
     return Score(
         task=benchmark.name,
         metric=benchmark.measures,
-        value=_points(float(arm.values.mean(axis=1).mean())),
+        value=_points(arm.values.mean(axis=1).mean()),
         kv_dtype=arm.arm,  # type: ignore[arg-type]
         reporter="measured",
         source=f"{read_by}, {benchmark.metric}, filter {benchmark.filter}{prompt}",
@@ -123,7 +113,7 @@ def benchmark_score(
         n=len(arm.values),
         repeats=len(settings.seeds),
         seeds=settings.seeds,
-        values=tuple(_points(float(value)) for value in arm.values.mean(axis=0)),
+        values=tuple(map(_points, arm.values.mean(axis=0))),
         harness=harness_version(),
         sampling=settings.generation.sampling if generated else {"temperature": 0.0},
         thinking=settings.generation.thinking,
@@ -141,10 +131,9 @@ def benchmark_score(
     )
 
 
-def _points(share: float) -> float:
-    return round(PERCENT * share, 4)
+def _points(share: Any) -> float:
+    return round(PERCENT * float(share), 4)
 
 
 def harness_version() -> Harness:
-    """Name and version of the harness."""
     return Harness(name="lm-evaluation-harness", version=version("lm_eval"))

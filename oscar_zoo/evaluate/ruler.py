@@ -4,6 +4,7 @@ this process, or asked of running servers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -13,7 +14,7 @@ from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.in_process import find_subject, load_subject
 from oscar_zoo.evaluate.outcome import AskedServer, Cell, LengthRow, RulerReport
-from oscar_zoo.evaluate.params import CACHES, Family, RulerParams, from_python, numbers
+from oscar_zoo.evaluate.params import Family, RulerParams, from_python, numbers
 from oscar_zoo.evaluate.shared import Phase, Progress, ticking
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.serving.prepared import both_sides
@@ -23,6 +24,7 @@ from oscar_zoo.verb import shows
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.questions import Recall
     from oscar_zoo.evaluate.ruler_prompts import Place
+    from oscar_zoo.evaluate.simulated_cache import CacheSpec
 
 T = TypeVar("T")
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -44,23 +46,16 @@ def ask_long_prompts(
         observer: hears of progress and remarks.
         options: those of `oscar-zoo ruler`, by the names of their fields in `RulerParams`;
             `lengths` may be a list of numbers, and `clip` a pair of them.
-
-    Returns:
-        A report with a cell per family, length and depth; `to_json()` gives plain values.
     """
     return ask(from_python(RulerParams, artifact, options), observer)
 
 
 def ask(params: RulerParams, observer: Observer = SILENT) -> RulerReport:
-    """Ask the model in this process under every cache, or the servers."""
     lengths, clip = numbers("--lengths", params.lengths), read_clip(params.clip)
     require_compute()
-    for name in params.caches:
-        if name not in CACHES:
-            raise UsageError(f"no cache is called {name!r}.", hint=f"caches: {', '.join(CACHES)}")
     subject = find_subject("ruler", params, observer)
     # What follows imports torch and transformers, which takes seconds.
-    from oscar_zoo.evaluate.caches import bits_of, caches_of, encoder, facts_of
+    from oscar_zoo.evaluate.caches import bits_at, caches_of, encoder, facts_of
     from oscar_zoo.evaluate.measure import measure
     from oscar_zoo.evaluate.ruler_prompts import places_of, write_prompts
     from oscar_zoo.models.memory import memory_errors
@@ -96,13 +91,13 @@ def ask(params: RulerParams, observer: Observer = SILENT) -> RulerReport:
         tasks = write_prompts(places, encode(subject.text), encode, **size)
         total = len(specs) * sum(len(task.prompts) for task in tasks.values())
         tick = ticking(tell, total, "prompts")
-        cells = count_cells(
-            tasks,
-            specs,
-            lambda task, spec: int(sum(n for n, _ in measure(model, task, spec, tick=tick).parts)),
-        )
+
+        def right(task: Recall, spec: CacheSpec | None) -> int:
+            return int(sum(n for n, _ in measure(model, task, spec, tick=tick).parts))
+
+        cells = count_cells(tasks, specs, right)
     observer.begin((), timed=False)
-    rows = length_rows(cells, lambda cache, length: bits_of(specs[cache], block, length)[1])
+    rows = length_rows(cells, lambda cache, length: bits_at(specs[cache], block, length))
     return RulerReport(cells=cells, rows=rows, **size, **facts_of(model, subject.text, recipe))
 
 
@@ -113,7 +108,6 @@ def doubled(longest: int | None) -> tuple[int, ...]:
 
 
 def check_lengths(lengths: Sequence[int], longest: int | None, of: str) -> None:
-    """Raise `UsageError` for a length that `of` does not take."""
     if longest is not None and max(lengths) > longest:
         raise UsageError(
             f"{of} takes {longest:,} tokens, and prompts of {max(lengths):,} are wanted.",
@@ -159,7 +153,6 @@ def measure_servers(
 def count_cells(
     tasks: Mapping[Place, Recall], caches: Mapping[str, T], count_right: Callable[[Recall, T], int]
 ) -> tuple[Cell, ...]:
-    """Every place under every cache."""
     return tuple(
         Cell(*place, cache, count_right(task, one), sum(len(p.answers) for p in task.prompts))
         for cache, one in caches.items()
@@ -174,11 +167,8 @@ def length_rows(
     of `(cache, length)`."""
     report = RulerReport(cells=tuple(cells), rows=(), depths=0, samples=0, seed=0)
     rows = []
-    for cache in report.caches:
-        for length in report.lengths:
-            shares = [
-                report.share(cache, family=family, length=length) or 0.0
-                for family in report.families
-            ]
-            rows.append(LengthRow(cache, length, sum(shares) / len(shares), bits(cache, length)))
+    for cache, length in product(report.caches, report.lengths):
+        shares = [report.share(cache, family=name, length=length) for name in report.families]
+        mean = sum(share or 0.0 for share in shares) / len(shares)
+        rows.append(LengthRow(cache, length, mean, bits(cache, length)))
     return tuple(rows)

@@ -1,19 +1,17 @@
 """The families of RULER (Hsieh et al., arXiv 2404.06654, section 3), as prompts whose answers can
 be checked without generating text.
 
-What a prompt asks for is as in RULER: needles in a haystack (one, several keys, several values,
-several questions), variables that are assigned to each other, the most common words of a list, and
-questions about documents. Two things differ. Answers are expected in an order that the question
-names, so that the prediction of every token of an answer can be compared with the true one, given
-the true tokens before it. And documents are invented ones, so that no data has to be fetched and no
-model knows the answer.
+Two things differ from RULER. Answers are expected in an order that the question names, so that the
+prediction of every token of an answer can be compared with the true one, given the true tokens
+before it. And documents are invented ones, so that no data has to be fetched and no model knows the
+answer.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.measure import TaskPrompt
@@ -23,6 +21,7 @@ from oscar_zoo.evaluate.questions import (
     Recall,
     encode_answers,
     invented_names,
+    random_digits,
     with_answers,
 )
 
@@ -36,12 +35,10 @@ Place = tuple[Family, int, float | None]
 """Family, tokens of a prompt, and the depth of the fact that is asked for, 0 to 1, or `None` where
 facts lie everywhere."""
 Question = tuple[str, tuple[str, ...]]
-"""Words in front of answers, and the answers in the order in which they are expected, each scored
-as a whole."""
+"""Words in front of answers, and the answers in their order, each scored as a whole."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """One kind of prompt; with `has_depth`, one fact is asked for, and it lies at a depth that is
     chosen."""
 
@@ -54,8 +51,12 @@ def _fact(name: str, code: str) -> str:
     return f"\nThe access code of {name} is {code}.\n"
 
 
+def _asked(question: str, *answers: str) -> Question:
+    return f"\nQuestion: {question}\nAnswer: ", answers
+
+
 def _ask(name: str, code: str) -> Question:
-    return f"\nQuestion: What is the access code of {name}?\nAnswer: ", (code,)
+    return _asked(f"What is the access code of {name}?", code)
 
 
 def _single(writer: PromptWriter, depth: float) -> TaskPrompt:
@@ -80,23 +81,17 @@ def _multi_value(writer: PromptWriter, depth: float) -> TaskPrompt:
         (at, f"\nOne of the access codes of {name} is {code}.\n")
         for at, code in zip(writer.spread(VALUES), codes, strict=True)
     ]
-    text = (
-        f"\nQuestion: What are the {VALUES} access codes of {name}, in the order of the text?"
-        "\nAnswer: "
-    )
-    return writer.prompt(facts, [(text, tuple(codes))])
+    question = f"What are the {VALUES} access codes of {name}, in the order of the text?"
+    return writer.prompt(facts, [_asked(question, *codes)])
 
 
 def _multi_query(writer: PromptWriter, depth: float) -> TaskPrompt:
     names = writer.names(2 * QUERIES)
     codes = {name: writer.number(CODE_DIGITS) for name in names}
-    facts = [
-        (at, _fact(name, codes[name]))
-        for at, name in zip(writer.spread(len(names)), names, strict=True)
-    ]
-    return writer.prompt(
-        facts, [_ask(name, codes[name]) for name in writer.rng.sample(names, QUERIES)]
-    )
+    pairs = zip(writer.spread(len(names)), codes.items(), strict=True)
+    facts = [(at, _fact(*one)) for at, one in pairs]
+    asked = writer.rng.sample(names, QUERIES)
+    return writer.prompt(facts, [_ask(name, codes[name]) for name in asked])
 
 
 def _variables(writer: PromptWriter, depth: float) -> TaskPrompt:
@@ -111,28 +106,18 @@ def _variables(writer: PromptWriter, depth: float) -> TaskPrompt:
             (at, f"\nVAR {name} = {what}.\n")
             for at, name, what in zip(writer.spread(CHAIN), chain, given, strict=True)
         ]
-    text = (
-        f"\nQuestion: Which {CHAIN} variables have the value {values[0]}, in the order of the text?"
-        "\nAnswer: "
-    )
-    return writer.prompt(facts, [(text, tuple(chains[0]))])
+    question = f"Which {CHAIN} variables have the value {values[0]}, in the order of the text?"
+    return writer.prompt(facts, [_asked(question, *chains[0])])
 
 
 def _common_words(writer: PromptWriter, depth: float) -> TaskPrompt:
     common = sorted(writer.names(COMMON))
-    others = [
-        name
-        for name in writer.names(COMMON + (WORD_LIST - COMMON * COMMON_TIMES) // RARE_TIMES)
-        if name not in common
-    ]
-    words = common * COMMON_TIMES + others * RARE_TIMES
+    every = writer.names(COMMON + (WORD_LIST - COMMON * COMMON_TIMES) // RARE_TIMES)
+    words = common * COMMON_TIMES + [name for name in every if name not in common] * RARE_TIMES
     writer.rng.shuffle(words)
-    text = (
-        f"\nQuestion: What are the {COMMON} most common words of the list, in alphabetical order?"
-        "\nAnswer: "
-    )
-    question = text, tuple(common)
-    return writer.prompt([(0.0, "A list of words:\n")], [question], fill=" ".join(words) + " ")
+    text = f"What are the {COMMON} most common words of the list, in alphabetical order?"
+    question, head = _asked(text, *common), (0.0, "A list of words:\n")
+    return writer.prompt([head], [question], fill=" ".join(words) + " ")
 
 
 def _documents(writer: PromptWriter, depth: float) -> TaskPrompt:
@@ -145,8 +130,7 @@ def _documents(writer: PromptWriter, depth: float) -> TaskPrompt:
         lines = " ".join(f"The {kind} of {place} is {name}." for kind, name in named.items())
         pages.append((at, f"\nDocument about {place}: {lines}\n"))
         asked = asked or named[what]
-    text = f"\nQuestion: What is the {what} of {places[0]}?\nAnswer: "
-    return writer.prompt(pages, [(text, (asked,))])
+    return writer.prompt(pages, [_asked(f"What is the {what} of {places[0]}?", asked)])
 
 
 FAMILIES: Mapping[str, Kind] = {
@@ -158,7 +142,6 @@ FAMILIES: Mapping[str, Kind] = {
     "common-words": Kind("most common words", False, _common_words),
     "documents": Kind("a question about documents", True, _documents),
 }
-"""Every family by the name that commands take."""
 
 
 class PromptWriter:
@@ -171,12 +154,10 @@ class PromptWriter:
         self.rng = random.Random(seed)
 
     def names(self, count: int) -> list[str]:
-        """Distinct invented names."""
         return invented_names(self.rng, count)
 
     def number(self, digits: int) -> str:
-        """Random digits."""
-        return "".join(self.rng.choices("0123456789", k=digits))
+        return random_digits(self.rng, digits)
 
     def spread(self, count: int) -> list[float]:
         """Ascending random depths, one in each of `count` equal parts."""
@@ -203,13 +184,10 @@ class PromptWriter:
                 hint="use longer prompts",
             )
         filler = self._text(room, fill)
-        body: list[int] = []
-        done = 0
-        for depth, ids in pieces:
+        for depth, ids in reversed(pieces):
             cut = round(depth * room)
-            body += [*filler[done:cut], *ids]
-            done = cut
-        return with_answers(body + filler[done:], tail[: stretches[-1][1]], stretches)
+            filler[cut:cut] = ids
+        return with_answers(filler, tail[: stretches[-1][1]], stretches)
 
     def _text(self, count: int, fill: str) -> list[int]:
         if fill:
@@ -227,11 +205,6 @@ class PromptWriter:
 def places_of(families: Sequence[Family], lengths: Sequence[int], depths: int) -> tuple[Place, ...]:
     """Every place, shortest prompts first; `depths` are spread evenly from 0 to 1, and 1 means the
     middle."""
-    for name in families:
-        if name not in FAMILIES:
-            raise UsageError(
-                f"no family is called {name!r}.", hint=f"families: {', '.join(FAMILIES)}"
-            )
     spread = [0.5] if depths == 1 else [round(i / (depths - 1), 4) for i in range(depths)]
     return tuple(
         (name, length, depth)
@@ -253,12 +226,11 @@ def write_prompts(
     """The prompts of every place: `samples` where facts have a depth, and as many as all depths
     together where they lie everywhere."""
     found = {}
-    for place in places:
-        family, length, depth = place
+    for family, length, depth in places:
         prompts = []
         for number in range(samples if depth is not None else samples * depths):
             drawn = f"{seed} {family} {length} {depth} {number}"
             writer = PromptWriter(filler, encode, length, drawn)
             prompts.append(FAMILIES[family].write(writer, depth or 0.0))
-        found[place] = Recall(tuple(prompts), seed)
+        found[family, length, depth] = Recall(tuple(prompts), seed)
     return found

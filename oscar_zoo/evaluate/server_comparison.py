@@ -1,16 +1,16 @@
 """A server's answers beside those of the in-process reference with the same chunks.
 
-Perplexity must agree within a limit. Recall is compared answer by answer. Two runs over the same
-prompts count as equal unless an exact sign test of the answers that only one of them has is
-significant at 1 %.
+Perplexity must agree within a limit. Recall over the same prompts counts as equal unless an exact
+sign test of the answers that only one run has is significant at 1 %.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from oscar_kernels.cache import MOST_DRAFTS
 from oscar_zoo.artifact.specs import ServingRecipe, Windows
 from oscar_zoo.engines.server_client import Answer, Scored, ServerClient, ServerFacts
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.caches import encoder
+from oscar_zoo.evaluate.caches import Artifact, encoder
 from oscar_zoo.evaluate.generate import greedy_generate, only_attention, prefill_log_probabilities
 from oscar_zoo.evaluate.measure import logits_of, losses, simulating
 from oscar_zoo.evaluate.outcome import (
@@ -34,7 +34,6 @@ from oscar_zoo.evaluate.shared import Progress, ticking
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.statistics import sign_test
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.serving.prepared import both_sides
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.in_process import Subject
@@ -44,8 +43,7 @@ LIMIT = 0.005
 STATE_STEP = 256
 """Largest number of tokens between two saved states of a sequence in SGLang's prefix cache."""
 CHANCE = 0.01
-"""Of a difference in recall that is reported though nothing is wrong: a sweep makes some ten
-comparisons."""
+"""Of a difference in recall that is reported where nothing is wrong; a sweep makes some ten."""
 TURNS = 3
 """Questions of one conversation."""
 PAGES = 128
@@ -54,9 +52,8 @@ PAGES = 128
 
 @dataclass(frozen=True)
 class ServerQuestions:
-    """The questions for every server: windows of a text, and conversations for recall; both may be
-    empty. Another request puts `shared` tokens of a window into the prefix cache before it is
-    scored a second time."""
+    """Windows of a text, and conversations for recall; both may be empty. Another request puts
+    `shared` tokens of a window into the prefix cache before it is scored a second time."""
 
     texts: tuple[tuple[int, ...], ...]
     shared: int
@@ -64,13 +61,11 @@ class ServerQuestions:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and answer."""
         talks = (sum(len(a) + len(b) for a, b in talk) for talk in self.conversations)
         return max([*map(len, self.texts), *talks], default=0)
 
     @property
     def turns(self) -> int:
-        """Questions of all conversations."""
         return sum(map(len, self.conversations))
 
 
@@ -84,9 +79,8 @@ def make_questions(
     windows: int,
     answers: int,
 ) -> ServerQuestions:
-    """Cut the questions from a text: windows and conversations of at most `length` tokens, with
-    facts outside the high-precision windows `exact`; `answers` are rounded up to whole
-    conversations."""
+    """From a text: windows and conversations of at most `length` tokens, with facts outside the
+    high-precision windows `exact`; `answers` are rounded up to whole conversations."""
     shared = (length - exact.recent) // 2 // PAGES * PAGES
     if shared <= 0:
         raise UsageError(
@@ -94,24 +88,20 @@ def make_questions(
             hint=f"--length of at least {exact.recent + 2 * PAGES}",
         )
     whole = torch.tensor(list(ids), device="cpu")
-    texts: tuple[tuple[int, ...], ...] = ()
-    talks: tuple[Conversation, ...] = ()
+    texts, talks = tuple[tuple[int, ...], ...](), tuple[Conversation, ...]()
     if "perplexity" in tasks:
         cut = Perplexity.from_tokens(whole, windows=windows, length=length).prompts
         texts = tuple(tuple(prompt.ids.tolist()) for prompt in cut)
     if "recall" in tasks:
-        number = -(-answers // TURNS)
-        talks = conversations(
-            whole, encode, windows=exact, number=number, turns=TURNS, length=length
-        )
+        size = {"number": -(-answers // TURNS), "turns": TURNS, "length": length}
+        talks = conversations(whole, encode, windows=exact, **size)
     return ServerQuestions(texts, shared, talks)
 
 
 @dataclass(frozen=True)
 class Turn:
     """One question: everything up to the answer, as the server had it, the right answer, the one
-    without reuse, and the one in the conversation, where the prefix cache holds the turns before
-    (`None` without one)."""
+    without reuse, and the one in the conversation (`None` without a prefix cache)."""
 
     prompt: tuple[int, ...]
     right: tuple[int, ...]
@@ -133,12 +123,9 @@ class ServerRun:
 def ask(
     client: ServerClient, questions: ServerQuestions, tick: Callable[[], None] = lambda: None
 ) -> ServerRun:
-    """Ask a server, which must have no other user meanwhile, all questions.
-
-    Requests go out one at a time, so chunks end where those of the reference end. A request without
-    reuse comes after a flush of the prefix cache; the number of tokens that the server says it
-    reused is recorded, so a run can be judged later.
-    """
+    """Ask a server, which must have no other user meanwhile, all questions, one at a time, so that
+    chunks end where those of the reference end. A request without reuse comes after a flush of the
+    prefix cache; the number of tokens that the server says it reused is judged later."""
     facts = client.facts()
     if facts.cache_dtype != "int2":
         raise UsageError(
@@ -171,23 +158,19 @@ def _talk(
     """Ask the turns one after the other, then each of their prompts alone, which only makes sense
     with a prefix cache."""
     client.flush()
-    turns: list[Turn] = []
-    said: tuple[int, ...] = ()
+    turns, said = list[Turn](), tuple[int, ...]()
     for says, right in talk:
         prompt = said + says
         answer = client.generate(prompt, len(right))
         turns.append(Turn(prompt, right, answer, answer if radix else None))
         said = prompt + answer.ids
         tick()
-    if not radix:
-        return tuple(turns)
-    alone = []
-    for turn in turns:
+    for at, turn in enumerate(turns if radix else ()):
         client.flush()
         answer = client.generate(turn.prompt, len(turn.right))
-        alone.append(Turn(turn.prompt, turn.right, answer, turn.talking))
+        turns[at] = replace(turn, alone=answer)
         tick()
-    return tuple(alone)
+    return tuple(turns)
 
 
 class ReferenceRun:
@@ -202,11 +185,9 @@ class ReferenceRun:
     ) -> None:
         self._model, self._cache, self._questions, self._tick = model, cache, questions, tick
         self._known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-
-    @property
-    def reuse_step(self) -> int:
+        self.recent = cache.recipe.windows.recent
+        self.reuse_step = 1 if only_attention(model) else STATE_STEP
         """Tokens from one place where a hit may end to the next, beside the pages of the cache."""
-        return 1 if only_attention(self._model) else STATE_STEP
 
     def score(
         self, number: int, *, chunk: int, hit: int, sinks: bool = True, exact: bool = False
@@ -222,11 +203,9 @@ class ReferenceRun:
         )
 
     def exact(self, number: int) -> tuple[float, ...]:
-        """Log-probabilities of text `number` without quantization."""
         return self.score(number, chunk=len(self._questions.texts[number]), hit=0, exact=True)
 
     def answer(self, turn: Turn, *, chunk: int) -> tuple[int, ...]:
-        """The answer to the prompt of `turn`, without reuse."""
         how = {"max_new_tokens": len(turn.right), "chunk_size": min(chunk, len(turn.prompt))}
         return self._once(
             ("answer", turn.prompt, *how.values()),
@@ -244,6 +223,7 @@ def measure_cache(
     model: LoadedModel,
     subject: Subject,
     *,
+    artifact: Artifact,
     recipe: ServingRecipe,
     windows: int,
     length: int,
@@ -253,13 +233,11 @@ def measure_cache(
     read as if they had come one by one."""
     from oscar_zoo.engines.transformers.cache import OscarCache
 
-    length = min(length, (model.block.rope and model.block.rope.max_position) or length)
     ids = torch.tensor(encoder(model.tokenizer)(subject.text), device="cpu")
     cut = Perplexity.from_tokens(ids, windows=windows, length=length).prompts
     tick = ticking(progress, 3 * len(cut), "windows")
-    k, v = both_sides(subject.artifact)
     chunk = min(MOST_DRAFTS, recipe.windows.recent)
-    empty, found = OscarCache(model.model, k, v, recipe), list[Scored]()
+    empty, found = OscarCache(model.model, *artifact, recipe), list[Scored]()
     for prompt in cut:
         cache, pieces = copy.deepcopy(empty), prompt.ids[None, :-1].to(model.device).split(chunk, 1)
         with torch.inference_mode():
@@ -276,25 +254,30 @@ def measure_cache(
             tick()
             return tuple((-losses(cut[number], said)).tolist())
 
-    reference = Decoded(model, CacheSpec(k, v, recipe), questions)
-    row = compare(ServerRun(facts, tuple(found), (), ()), reference, recent=recipe.windows.recent)
+    reference = Decoded(model, CacheSpec(*artifact, recipe), questions)
+    row = compare(ServerRun(facts, tuple(found), (), ()), reference)
     of = subject.choice.name, ServedArtifact(subject.artifact.label, subject.artifact.digest)
     return ServerReport(*of, device, recipe, len(cut), length, 0, 0, (row,), ())
 
 
-def compare(
-    run: ServerRun, reference: ReferenceRun, *, recent: int, limit: float = LIMIT
-) -> ServerRow:
-    """Compare `run` with the reference, and list violated limits; a hit prefills the `recent` last
-    tokens again, and `limit` is the largest relative difference of perplexities."""
-    facts, wrong, apart = run.facts, _reuse(run, recent, reference.reuse_step), list[float]()
+def compare(run: ServerRun, reference: ReferenceRun, *, limit: float = LIMIT) -> ServerRow:
+    """Compare `run` with the reference, and list violated limits; `limit` is that of relative
+    differences of perplexities."""
+    facts, wrong, apart = run.facts, _reuse(run, reference), list[float]()
     hits = [scored.cached for scored in run.warm]
 
-    def beside(what: str, told: Sequence[Scored], hits: Sequence[int]) -> Perplexities:
+    def known(
+        told: Sequence[Scored], hits: Sequence[int], *, sinks: bool = True
+    ) -> list[tuple[float, ...]]:
         # A hit of a model with states may end before the first token that was scored.
-        sizes = [len(one.values) for one in told]
-        exact = [reference.exact(i)[-n:] for i, n in enumerate(sizes)]
-        theirs, ours = [one.values for one in told], known(sizes, hits, sinks=True)
+        return [
+            reference.score(i, chunk=facts.chunk, hit=hits[i], sinks=sinks)[-len(one.values) :]
+            for i, one in enumerate(told)
+        ]
+
+    def beside(what: str, told: Sequence[Scored], hits: Sequence[int]) -> Perplexities:
+        exact = [reference.exact(i)[-len(one.values) :] for i, one in enumerate(told)]
+        theirs, ours = [one.values for one in told], known(told, hits)
         apart.append(max(abs(a - b) for a, b in zip(chain(*theirs), chain(*ours), strict=True)))
         found = Perplexities(perplexity(theirs), perplexity(ours), perplexity(exact))
         if not abs(found.deviation) <= limit:  # NaN is not
@@ -304,17 +287,11 @@ def compare(
             )
         return found
 
-    def known(sizes: Sequence[int], hits: Sequence[int], *, sinks: bool) -> list[tuple[float, ...]]:
-        return [
-            reference.score(i, chunk=facts.chunk, hit=hits[i], sinks=sinks)[-n:]
-            for i, n in enumerate(sizes)
-        ]
-
     cold = beside("perplexity", run.cold, [0] * len(run.cold)) if run.cold else None
     warm, without = None, None
     if run.warm and all(hits):
         warm = beside("perplexity after a hit", run.warm, hits)
-        without = perplexity(known([len(one.values) for one in run.warm], hits, sinks=False))
+        without = perplexity(known(run.warm, hits, sinks=False))
     recall, odd = _recall(run, reference)
     return ServerRow(
         chunk=facts.chunk,
@@ -339,9 +316,11 @@ def perplexity(parts: Sequence[Sequence[float]]) -> float:
     return Perplexity(()).result(-sum(map(sum, parts)), sum(map(len, parts)))
 
 
-def _reuse(run: ServerRun, recent: int, step: int) -> list[str]:
-    """Find hits that the server must not have had, and hits that it missed."""
-    step, wrong = max(step, run.facts.page_size), []
+def _reuse(run: ServerRun, reference: ReferenceRun) -> list[str]:
+    """Find hits that the server must not have had, and hits that it missed. A hit prefills the
+    last tokens again, which are those of the recent window."""
+    recent, wrong = reference.recent, []
+    step = max(reference.reuse_step, run.facts.page_size)
     if any(scored.cached for scored in run.cold):
         wrong.append("tokens were reused after a flush")
     for earlier, later in (pair for turns in run.talks for pair in pairwise(turns)):
@@ -365,19 +344,17 @@ def _recall(run: ServerRun, reference: ReferenceRun) -> tuple[Recalled | None, l
     turns = [turn for talk in run.talks for turn in talk]
     if not turns:
         return None, []
-    number = len(turns)
     alone = [turn.alone.ids == turn.right for turn in turns]
     known = [reference.answer(turn, chunk=run.facts.chunk) == turn.right for turn in turns]
     wrong = _unlike("recall", alone, "the reference", known)
     talking = [turn.talking.ids == turn.right for turn in turns if turn.talking is not None]
     if talking:
         wrong += _unlike("recall in conversations", talking, "the same prompts alone", alone)
-    share = sum(talking) / number if talking else None
-    return Recalled(number, share, sum(alone) / number, sum(known) / number), wrong
+    share = fmean(talking) if talking else None
+    return Recalled(len(turns), share, fmean(alone), fmean(known)), wrong
 
 
 def _unlike(what: str, found: Sequence[bool], other: str, want: Sequence[bool]) -> list[str]:
-    """Whether two runs over the same questions differ by more than chance; an exact sign test."""
     gained = sum(a and not b for a, b in zip(found, want, strict=True))
     missed = sum(b and not a for a, b in zip(found, want, strict=True))
     if sign_test(gained, missed) >= CHANCE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.specs import ServingRecipe, read_clip
@@ -28,7 +29,7 @@ from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
 from oscar_zoo.evaluate.in_process import DATA, TASKS, WINDOWS, find_model, load_subject
 from oscar_zoo.evaluate.outcome import FailedServer, ServedArtifact, ServerReport, ServerRow
 from oscar_zoo.evaluate.params import EvalParams, Servers, flag_of, given, listed, numbers
-from oscar_zoo.evaluate.shared import read_text, ticking
+from oscar_zoo.evaluate.shared import fitting, read_text, ticking
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry.artifacts import Artifact
@@ -37,6 +38,7 @@ from oscar_zoo.serving.prepared import ArtifactModel, both_sides
 from oscar_zoo.serving.records import client_of
 
 if TYPE_CHECKING:
+    from oscar_zoo.artifact.manifest import ModelBlock
     from oscar_zoo.evaluate.server_comparison import ServerQuestions, ServerRun
     from oscar_zoo.models.loading import Dtype
 
@@ -54,9 +56,9 @@ class Served:
     """What is served: an artifact with both sides, a model, and the recipe in force, on a kind of
     device with the number of its first GPU; `dtype` is that of the server's weights."""
 
+    params: EvalParams
     artifact: Artifact
     choice: ModelChoice
-    revision: str | None
     recipe: ServingRecipe
     device: str
     gpu: int
@@ -64,7 +66,6 @@ class Served:
 
     @classmethod
     def of(cls, params: EvalParams, observer: Observer) -> Served:
-        """What the parameters name; nothing is started."""
         artifact, choice = find_model("eval", params, observer)
         clip = read_clip(params.clips[0]) if params.clips else None
         recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=clip)
@@ -73,24 +74,35 @@ class Served:
         dtype: Dtype = params.dtype
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
-        return cls(artifact, choice, params.revision, recipe, device, gpu, dtype)
+        return cls(params, artifact, choice, recipe, device, gpu, dtype)
 
-    def started_as(self, log: str, flags: UserFlags, timeout: float) -> dict[str, Any]:
-        """What a server of our own takes, whatever its cache."""
+    def flags(self, *ours: str) -> UserFlags:
+        return UserFlags(self.params.engine_flags).after(f"--dtype={self.dtype}", *ours)
+
+    def started_as(self, log: str, *ours: str) -> dict[str, Any]:
+        """What a server takes, whatever its cache; `ours` are flags before those of the user."""
         return {
             "model": self.choice.source,
-            "revision": self.revision,
+            "revision": self.params.revision,
             "device": self.device,
             "gpu": self.gpu,
             "log": log_file(log),
-            "timeout": timeout,
-            "flags": flags.after(f"--dtype={self.dtype}"),
+            "timeout": self.params.timeout,
+            "flags": self.flags(*ours),
         }
 
-    def wanted(self, log: str, flags: UserFlags, timeout: float, **others: Any) -> WantedServer:
-        """A server of our own with the INT2 cache."""
-        verified, common = self.artifact.verified, self.started_as(log, flags, timeout)
-        return WantedServer(verified=verified, recipe=self.recipe, **common, **others)
+    def wanted(self, log: str, *ours: str, **others: Any) -> WantedServer:
+        """The same with the INT2 cache."""
+        common = self.started_as(log, *ours) | others
+        return WantedServer(verified=self.artifact.verified, recipe=self.recipe, **common)
+
+    @cached_property
+    def block(self) -> ModelBlock:
+        """The model, by its configuration."""
+        from oscar_zoo.models.model_source import inspect_model
+
+        source, name = self.choice.source, self.choice.model_id
+        return inspect_model(source, revision=self.params.revision, model_id=name)
 
     @property
     def told(self) -> ServedArtifact:
@@ -99,22 +111,20 @@ class Served:
 
 def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
     """Ask the servers, then the model in this process, and compare their answers."""
-    servers, flags = variants_of(params), UserFlags(params.engine_flags)
-    check_flags(flags)
+    servers = variants_of(params)
+    check_flags(UserFlags(params.engine_flags))
     running = running_of(params.url, params)
     if running is None:
         require_serve()
     text = read_text(params.data or DATA, "validation")
     served = Served.of(params, observer)
-    questions = _questions(text, served, params)
-    failures: list[FailedServer] = []
+    questions = _questions(text, served)
+    failures, rows = list[FailedServer](), tuple[ServerRow, ...]()
     if running is not None:
         check_recipe(running, served.recipe)
         runs = [_ask(running, questions, observer, radix=True)]
     else:
-        own = servers, served, questions, flags, params.timeout
-        runs, failures = ask_own_servers(*own, observer)
-    rows: tuple[ServerRow, ...] = ()
+        runs, failures = ask_own_servers(servers, served, questions, observer)
     if runs:
         from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
         from oscar_zoo.evaluate.simulated_cache import CacheSpec
@@ -124,10 +134,9 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
         known = replace(params, dtype=told if told in ("float32", "bfloat16") else served.dtype)  # type: ignore[arg-type]
         model = load_subject(known, served.choice, observer, longest=questions.longest)
         cache = CacheSpec(*both_sides(served.artifact), served.recipe)
-        recent = served.recipe.windows.recent
         with memory_errors(model.block.id, model.device):
             reference = ReferenceRun(model, cache, questions, counter(observer, "reference", 0))
-            rows = tuple(compare(run, reference, recent=recent) for run in runs)
+            rows = tuple(compare(run, reference) for run in runs)
         observer.begin((), timed=False)
     return ServerReport(
         model=served.choice.name,
@@ -155,9 +164,8 @@ def variants_of(params: EvalParams) -> tuple[ServerVariant, ...]:
     changed = [name for name in given(params, Servers) if name in lists]
     if params.url is not None:
         if changed or params.sweep or params.full or params.engine_flags:
-            raise UsageError(
-                "--url measures a server as it is.", hint="leave out what is for a new one"
-            )
+            hint = "leave out what is for a new one"
+            raise UsageError("--url measures a server as it is.", hint=hint)
         return ()
     if params.sweep:
         if changed:
@@ -174,30 +182,25 @@ def variants_of(params: EvalParams) -> tuple[ServerVariant, ...]:
 
 
 def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...]:
-    """The servers of a sweep: two chunk and page sizes, with and without a prefix cache, and on two
-    ranks where there are two GPUs; `device` is as the user wrote it."""
     on_gpu = hardware.pick_serving_device(device, check=False)[0] != "cpu"
     two = on_gpu and len(hardware.visible(hardware.gpus())) > 1
     return variants((512, 8192), (1, 16), (True, False), (1, 2) if two else (1,), full=full)
 
 
-def _questions(text: str, served: Served, params: EvalParams) -> ServerQuestions:
+def _questions(text: str, served: Served) -> ServerQuestions:
     from oscar_zoo.evaluate.caches import encoder
     from oscar_zoo.evaluate.server_comparison import make_questions
     from oscar_zoo.models.loading import load_tokenizer
-    from oscar_zoo.models.model_source import inspect_model
 
-    choice = served.choice
-    block = inspect_model(choice.source, revision=params.revision, model_id=choice.model_id)
-    encode = encoder(load_tokenizer(choice.source, revision=params.revision))
-    length = params.length or LENGTH
-    positions = (block.rope and block.rope.max_position) or length + RESERVED_POSITIONS
+    params = served.params
+    length = fitting((params.length or LENGTH) + RESERVED_POSITIONS, served.block)
+    encode = encoder(load_tokenizer(served.choice.source, revision=params.revision))
     return make_questions(
         encode(text),
         encode,
         tasks=params.tasks or TASKS,
         exact=served.recipe.windows,
-        length=min(length, positions - RESERVED_POSITIONS),
+        length=length - RESERVED_POSITIONS,
         windows=params.windows or WINDOWS,
         answers=params.answers or ANSWERS,
     )
@@ -207,8 +210,6 @@ def ask_own_servers(
     wanted: Sequence[ServerVariant],
     served: Served,
     questions: ServerQuestions,
-    flags: UserFlags,
-    timeout: float,
     observer: Observer,
 ) -> tuple[list[ServerRun], list[FailedServer]]:
     """Start one server after the other and ask each; the failure of one of several is a result."""
@@ -218,8 +219,8 @@ def ask_own_servers(
     pool = () if served.device == "cpu" else (f"--max-total-tokens={tokens}",)
     for variant in wanted:
         environment = variant.environment(served.device)
-        own = flags.after("--oscar-canary-minutes=0", *variant.flags, *pool)
-        server = served.wanted("eval-server", own, timeout, environment=environment)
+        ours = ("--oscar-canary-minutes=0", *variant.flags, *pool)
+        server = served.wanted("eval-server", *ours, environment=environment)
         try:
             with own_server(server, StartObserver(str(variant), observer)) as started:
                 observer.begin((), timed=False)
@@ -234,7 +235,6 @@ def ask_own_servers(
 
 
 def check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
-    """Refuse a running server whose settings differ from those of the reference."""
     told = client.facts().recipe
     for name, value in recipe_of(recipe_values(recipe)).items():
         if told.get(name, value) != value:
@@ -256,6 +256,6 @@ def _ask(
 
 
 def counter(observer: Observer, label: str, total: int) -> Callable[[], None]:
-    """A callback that counts one more of `total`."""
+    """As `ticking`, for what has begun now."""
     observer.advance(label, 0, total)
     return ticking(lambda done, total, _: observer.advance(label, done, total), total)

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.errors import PathNotFound, UsageError
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.manifest import ModelBlock
 
 TEXTS = {"mix": "mix-{}.jsonl", "manuals": "{}.txt"}
 """Files of `oscar_zoo.texts` by the name of a text, with the split in place of the braces."""
@@ -26,8 +29,8 @@ says only that the phase has begun; else it never changes. A phase may end early
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: the `unit` is empty when nothing is counted; `seconds` are expected, or only a
-    share of the sum where nothing is known."""
+    """The `unit` is empty when nothing is counted; `seconds` are expected, or only a share of the
+    sum where nothing is known."""
 
     name: str
     unit: str = ""
@@ -63,7 +66,6 @@ def read_text(name_or_path: str, split: Split) -> str:
 
 
 def mixed(split: Split) -> list[dict[str, str]]:
-    """The documents of `mix`, each with its `kind`, `source` and `text`."""
     lines = _shipped("mix", split).read_text("utf-8").rstrip("\n").split("\n")
     return [json.loads(line) for line in lines]
 
@@ -82,6 +84,10 @@ def ticking(progress: Progress, total: int, unit: str = "") -> Callable[[], None
         progress(done, total, unit)
 
     return tick
+
+
+def fitting(length: int, model: ModelBlock) -> int:
+    return min(length, (model.rope and model.rope.max_position) or length)
 
 
 def duration(seconds: float) -> str:

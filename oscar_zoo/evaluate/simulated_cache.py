@@ -2,10 +2,9 @@
 
 Everything happens in the transformed basis of a layer, as in a server. Windows hold the transformed
 row, rounded to the model's dtype and never clipped. Every other row goes through
-`oscar_kernels.quantizer`, the only quantizer. Attention runs in float32 over an explicit list of
-rows, with a mask that says which query reads which row, so the one-pass evaluation below and the
-chunked server of `generate` share it. `formats` has caches of other methods, simulated with the
-same attention through the two protocols below.
+`oscar_kernels.quantizer`. Attention runs in float32 over an explicit list of rows, with a mask that
+says which query reads which row, so the one-pass evaluation below, the chunked server of `generate`
+and the other methods of `formats` share it.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
-from oscar_kernels.spec import QuantSpec
-from oscar_zoo.artifact.formats import Array, RotationSet
+from oscar_kernels.spec import QuantSpec, row_bytes
+from oscar_zoo.artifact.formats import Array, Role, RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe, Windows
 from oscar_zoo.models.attention import Softmax, attend
 
 QUERY_BLOCK = 256
-"""Queries per attention call: bounds the mask, and the rows read only for the sake of
-neighbours."""
+"""Queries per attention call: bounds the mask, and the rows that only neighbours read."""
 KEPT_TOKENS = 8192
 """Longest sequence whose masks are kept for the next layer; they take as many bytes as it has pairs
 of tokens. On a GPU making them anew would wait for the device in every layer."""
+BF16_BITS = 16.0
 WINDOW, STORED = 0, 1
 """Forms of a row: as it is in a high-precision window, and after it was quantized."""
 Stretches = tuple[tuple[int, int, int], ...]
@@ -61,20 +60,16 @@ class StoredSide(Protocol):
         """What the cache is given, float32: `[B, num_kv_heads, T, d]`."""
 
     def stored(self, rows: Tensor) -> Tensor:
-        """What a query reads of such rows, float32, same shape. Row `s` belongs to position `s`
-        where a method depends on positions."""
+        """What a query reads of such rows, float32, same shape; row `s` belongs to position `s`."""
 
 
 class Simulated(Protocol):
-    """A cache that `SimulatedCache` can simulate."""
-
     def check(self, model: Geometry) -> None:
         """Refuse a model that it does not fit; raises `GeometryMismatch` and `UsageError`."""
 
     def sides(
         self, geometry: Geometry, layer_id: int, device: torch.device
-    ) -> tuple[StoredSide, StoredSide]:
-        """Keys and values of one layer."""
+    ) -> tuple[StoredSide, StoredSide]: ...
 
     def reads(self, positions: Tensor) -> Reads:
         """What queries at consecutive `positions` read when they are decoded one by one."""
@@ -128,15 +123,13 @@ def mixed_reads(positions: Tensor, exact_k: Tensor, exact_v: Tensor) -> Reads:
 
 
 def _runs(wanted: Tensor) -> Iterator[tuple[int, int]]:
-    """Stretches of true values, `[first, end)`."""
     edges = torch.nn.functional.pad(wanted.int(), (1, 1)).diff().nonzero()[:, 0].tolist()
     yield from zip(edges[::2], edges[1::2], strict=True)
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """An INT2 cache to simulate: the transform of keys and queries, and that of values and outputs,
-    `None` for none."""
+    """An INT2 cache: the transform of keys and queries, and that of values and outputs."""
 
     k: RotationSet | None
     v: RotationSet | None
@@ -144,10 +137,10 @@ class CacheSpec:
 
     def check(self, model: Geometry) -> None:
         name = model.id.rpartition("/")[2] if isinstance(model, ModelBlock) else "this rank"
-        if self.k is not None:
-            self.k.require_geometry("k", model, name)
-        if self.v is not None:
-            self.v.require_geometry("v", model, name)
+        sides: tuple[tuple[Role, RotationSet | None], ...] = (("k", self.k), ("v", self.v))
+        for role, side in sides:
+            if side is not None:
+                side.require_geometry(role, model, name)
         self.recipe.check_model(model, name)
 
     def sides(
@@ -156,13 +149,35 @@ class CacheSpec:
         index = geometry.attention_layers.index(layer_id)
         k = self.recipe.quant_spec("k", geometry.head_dim, index)
         v = self.recipe.quant_spec("v", geometry.v_head_dim, index)
-        beside = geometry.rotary_key or 0
-        return cache_side(self.k, layer_id, k, device, beside), cache_side(
-            self.v, layer_id, v, device
-        )
+        keys = cache_side(self.k, layer_id, k, device, geometry.rotary_key or 0)
+        return keys, cache_side(self.v, layer_id, v, device)
 
     def reads(self, positions: Tensor) -> Reads:
         return window_reads(self.recipe.windows, positions)
+
+    def stored_bits(self, geometry: Geometry) -> float:
+        """Of one element, scales and offsets included, on average over the layers. Rotary keys
+        beside latents have 16 bits."""
+        specs = self._specs(geometry)
+        exact = len(specs) * (geometry.rotary_key or 0)
+        channels = exact + sum(one.head_dim for one in specs)
+        return (8 * sum(map(row_bytes, specs)) + BF16_BITS * exact) / channels
+
+    def bits_at(self, geometry: Geometry, length: int) -> float:
+        """Of all that a sequence of `length` tokens occupies: the rows, and windows on top."""
+        exact = self.recipe.windows.sink + self.recipe.windows.recent
+        return self.stored_bits(geometry) + BF16_BITS * exact / length
+
+    def code_bits(self, geometry: Geometry) -> float:
+        """Of the codes alone."""
+        specs = self._specs(geometry)
+        return sum(one.bits * one.head_dim for one in specs) / sum(one.head_dim for one in specs)
+
+    def _specs(self, geometry: Geometry) -> list[QuantSpec]:
+        layers = range(len(geometry.attention_layers))
+        sides: tuple[tuple[Role, int], ...] = ("k", geometry.head_dim), ("v", geometry.v_head_dim)
+        sides = sides[:1] if geometry.rotary_key else sides
+        return [self.recipe.quant_spec(role, width, i) for role, width in sides for i in layers]
 
 
 @dataclass(frozen=True)
@@ -178,7 +193,6 @@ class Side:
     feedback: Tensor | None = None
 
     def rows(self, x: Tensor) -> Tensor:
-        """Cached rows `[.., num_kv_heads, T, d]` in the transformed basis, float32."""
         x = x.float() if self.mean is None else x.float() - self.mean
         return x if self.forward is None else x @ self.forward
 
@@ -190,7 +204,6 @@ class Side:
         return torch.cat([coded, beside], -1) if beside.shape[-1] else coded
 
     def restored(self, rows: Tensor) -> Tensor:
-        """Inverse of `rows`: back to the model's own basis, mean included."""
         x = rows if self.partner is None else rows @ self.partner.mT
         return x if self.mean is None else x + self.mean
 
@@ -245,11 +258,8 @@ class SimulatedLayer:
 
 
 class SimulatedCache:
-    """Every position of a sequence as decoding it token by token would compute it, in one pass.
-
-    What a query reads exactly, and what as it is stored, is what `spec.reads` says. Use as the
-    function of `attention_scope`; sequences start at position 0 and are not padded.
-    """
+    """Every position of a sequence as decoding it token by token would compute it, in one pass: a
+    function for `attention_scope`. Sequences start at position 0 and are not padded."""
 
     def __init__(self, spec: Simulated, model: Geometry, device: torch.device) -> None:
         spec.check(model)
@@ -261,11 +271,9 @@ class SimulatedCache:
 
     def with_layer_of(self, spec: Simulated, layer_id: int) -> SimulatedCache:
         """This cache, but with the layer `layer_id` of `spec`; other layers are shared."""
-        changed = copy.copy(self)
-        changed._layers = dict(self._layers)
-        for place in self._layers:
-            if place[0] == layer_id:
-                changed._layers[place] = SimulatedLayer(spec, self._model, *place)
+        changed, places = copy.copy(self), [one for one in self._layers if one[0] == layer_id]
+        own = {place: SimulatedLayer(spec, self._model, *place) for place in places}
+        changed._layers = self._layers | own
         return changed
 
     def __call__(
@@ -283,7 +291,6 @@ class SimulatedCache:
         return torch.cat(blocks, 2)
 
     def _reads(self, tokens: int, device: torch.device) -> Iterable[tuple[Tensor, Reads]]:
-        """Consecutive positions of a sequence, and what their queries read."""
         if self._kept is not None and self._kept[0] == (tokens, device):
             return self._kept[1]
         blocks = torch.arange(tokens, device=device).split(QUERY_BLOCK)
@@ -310,18 +317,12 @@ def cache_side(
     def tensor(array: Array) -> Tensor:
         return torch.tensor(array, dtype=torch.float32, device=device)
 
-    def wide(array: Array) -> Tensor:
-        if not beside:
-            return tensor(array)
-        matrix = tensor(array).reshape(spec.head_dim, spec.head_dim)  # latents have one KV head
-        return torch.block_diag(matrix, torch.eye(beside, device=device))
-
+    matrices = tensor(layer.forward), tensor(layer.partner)
+    if beside:  # latents have one KV head
+        square, ones = (spec.head_dim, spec.head_dim), torch.eye(beside, device=device)
+        forward, partner = (torch.block_diag(one.reshape(square), ones) for one in matrices)
+        matrices = forward, partner
     mean = None if layer.mean is None else tensor(layer.mean).reshape(-1, 1, spec.head_dim)
     feedback = layer.feedback_matrix
-    return Side(
-        wide(layer.forward),
-        wide(layer.partner),
-        mean,
-        spec,
-        None if feedback is None else torch.from_numpy(feedback).to(device),
-    )
+    coded = None if feedback is None else torch.from_numpy(feedback).to(device)
+    return Side(*matrices, mean, spec, coded)

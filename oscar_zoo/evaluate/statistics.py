@@ -60,11 +60,9 @@ def compare(one: Values, other: Values, *, seed: int = 0) -> Paired:
     differences = one.mean(axis=1) - other.mean(axis=1)
     random, n = np.random.default_rng(seed), len(differences)
     step = max(1, _AT_ONCE // n)
+    sizes = [min(step, DRAWS - start) for start in range(0, DRAWS, step)]
     drawn = np.concatenate(
-        [
-            differences[random.integers(0, n, (min(step, DRAWS - start), n))].mean(axis=1)
-            for start in range(0, DRAWS, step)
-        ]
+        [differences[random.integers(0, n, (size, n))].mean(axis=1) for size in sizes]
     )
     low, bound, high = np.quantile(drawn, (0.025, 0.05, 0.975))
     return Paired(
@@ -103,7 +101,7 @@ def _binary(values: Values) -> bool:
 
 
 def standard_error(result: Result, found: Measurement) -> float | None:
-    """Standard error over the sequences; `None` for a single one."""
+    """Over the sequences; `None` for a single one."""
     n = len(found.parts)
     return None if n < 2 else _spread(_resampled(result, found), n)
 

@@ -15,12 +15,9 @@ from pydantic import Field
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.durable import check_folder
-from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.manifest import SUFFIX as ROTATION
-from oscar_zoo.artifact.outcome import says
-from oscar_zoo.artifact.pairing import PairSide, assign, role_of_name
-from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.outcome import Verified, says
 from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData, Spectra, Spectrum
 from oscar_zoo.engines.sglang.capacity import Cache, caches
 from oscar_zoo.engines.sglang.launch.plan import check_port_free
@@ -33,6 +30,7 @@ from oscar_zoo.registry.entries import Entry, collect
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.lookup import look
+from oscar_zoo.registry.verify import check_one
 from oscar_zoo.registry.view import HubView
 from oscar_zoo.site.facts import Unreachable, needs_of_entry
 from oscar_zoo.site.pages import INDEX, Exhibit, pages_of
@@ -63,8 +61,7 @@ def build_site(
     """Build the zoo's page.
 
     Args:
-        output: folder of the site; it is made, or its pages are replaced where it holds a
-            site already.
+        output: folder of the site; a site that it holds already is replaced.
         hubs: hubs as people write them, shown beside what the package knows.
         offline: refuse hubs on the network.
 
@@ -90,18 +87,17 @@ def run(params: SiteParams, observer: Observer = SILENT) -> BuiltSite:
     known = {entry.id.model.casefold() for entry in entries}
     recipes = [one for one in catalog.recipes() if one.name.casefold() not in known]
     exhibits = [_exhibit(entry, views) for entry in entries]
-    files = nbytes = 0
+    pages = dict(pages_of(exhibits, recipes))
     with durable.storage_errors(f"cannot write {target}"):
         durable.make_folders(target.parent)
         with durable.staged_folder(target.parent) as staged:
-            for path, content in pages_of(exhibits, recipes):
+            for path, content in [*pages.items(), (MARK, b"")]:
                 place = staged / path
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(content)
-                files, nbytes = files + 1, nbytes + len(content)
-            (staged / MARK).write_bytes(b"")
             _place(staged, target)
-    return BuiltSite(target, target / INDEX, len(exhibits), files, nbytes, tuple(unreachable))
+    sizes = (len(exhibits), len(pages), sum(map(len, pages.values())))
+    return BuiltSite(target, target / INDEX, *sizes, tuple(unreachable))
 
 
 def _check(target: Path) -> None:
@@ -109,10 +105,8 @@ def _check(target: Path) -> None:
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise UsageError(f"{target} is not a folder.", hint="name a new folder with --output")
     if target.is_dir() and any(target.iterdir()) and not (target / MARK).is_file():
-        raise ConflictError(
-            f"{target} has files that are no site of oscar-zoo.",
-            hint="name a new or an empty folder with --output",
-        )
+        hint = "name a new or an empty folder with --output"
+        raise ConflictError(f"{target} has files that are no site of oscar-zoo.", hint=hint)
     check_folder(target)
     check_folder(target.parent)
 
@@ -168,19 +162,14 @@ def _report(folders: Sequence[Path]) -> ReportData | None:
 
 
 def _spectra(folders: Sequence[Path]) -> Spectra | None:
-    """Eigenvalues behind the rotations; `None` where no folder has both files with eigenvalues."""
+    """Eigenvalues behind the rotations, of the first folder that has both files with them."""
     for folder in folders:
-        sides = []
         with contextlib.suppress(OscarZooError):
-            for path in sorted(folder.glob(f"*{ROTATION}")):
-                data = read_file(path, max_bytes=MAX_PAYLOAD_BYTES)
-                rotations = read_rotation(data, what=path.name)
-                sides.append(PairSide(path.name, rotations, role_of_name(path.name)))
-            if len(sides) == 2:
-                pair = assign(sides)
-                k, v = (_spectrum(pair[role].rotations) for role in ("k", "v"))
-                if k is not None and v is not None:
-                    return Spectra(k=k, v=v)
+            found = check_one(folder)
+            sides = (found.k, found.v) if isinstance(found, Verified) else (None, None)
+            k, v = (None if side is None else _spectrum(side) for side in sides)
+            if k is not None and v is not None:
+                return Spectra(k=k, v=v)
     return None
 
 
@@ -191,8 +180,7 @@ def _spectrum(rotations: RotationSet) -> Spectrum | None:
     for layer in rotations.layers:
         if layer.eigenvalues is None:
             return None
-        values = np.asarray(layer.eigenvalues, dtype=np.float64)
-        values = values if values.ndim == 1 else values.mean(axis=0)
+        values = np.atleast_2d(np.asarray(layer.eigenvalues, dtype=np.float64)).mean(axis=0)
         if not np.isfinite(values).all() or values.max() <= 0 or values.min() == values.max():
             return None
         layers.append(values.tolist())
@@ -214,13 +202,10 @@ def serving(folder: Path, port: int) -> Iterator[tuple[str, ThreadingHTTPServer]
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """Files of a folder, without a line for each request and without listings of folders."""
-
     server_version = "oscar-zoo"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nothing."""
 
     def list_directory(self, path: object) -> None:  # type: ignore[override]
-        """A folder without `index.html` is not shown."""
         self.send_error(404)

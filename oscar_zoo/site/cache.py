@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -69,29 +68,24 @@ class CacheChecks:
 
     @property
     def exit_code(self) -> int:
-        """0, or 4 where one is damaged."""
         return 0 if self.ok else 4
 
 
 def check(params: CacheVerifyParams, observer: Observer = SILENT) -> CacheChecks:
     """Hash every stored file again and verify every artifact; damage is a result."""
-    checks = tuple(_checks(Store()))
-    return CacheChecks(all(one.problem is None for one in checks), checks)
-
-
-def _checks(store: Store) -> Iterator[StoredCheck]:
+    store, checks = Store(), list[StoredCheck]()
     for record in store.installed():
-        problem = None
         try:
             outcome = verify_stored(store.open(record.digest, record.id))
             problem = None if isinstance(outcome, Verified) else why(outcome)
         except IntegrityError as error:
             problem = error.message
         named = (record.id, record.id.reference, record.digest, record.path)
-        yield StoredCheck(*named, problem, record.fetch_again if problem else None)
-    repair = "oscar-zoo cache gc, then pull what is missing"
+        checks.append(StoredCheck(*named, problem, record.fetch_again if problem else None))
+    unreadable = "its record cannot be read", "oscar-zoo cache gc, then pull what is missing"
     for entry in filter(gc.is_rotten, store.entry_folders()):
-        yield StoredCheck(None, None, None, entry, "its record cannot be read", repair)
+        checks.append(StoredCheck(None, None, None, entry, *unreadable))
+    return CacheChecks(all(one.problem is None for one in checks), tuple(checks))
 
 
 @dataclass(frozen=True)
@@ -117,13 +111,11 @@ class Freed:
 
 
 def collect(params: CacheGcParams, observer: Observer = SILENT) -> Freed:
-    """Remove what no stored artifact needs."""
     report = gc.gc(Store(), dry_run=params.dry_run)
-    rows = [
-        Removed(cast(Any, item.kind), item.path, sum(file.size for file in item.files))
-        for item in report.removed
-    ]
-    return Freed(params.dry_run, tuple(rows), report.freed, report.exclusive)
+    sizes = [sum(file.size for file in item.files) for item in report.removed]
+    pairs = zip(report.removed, sizes, strict=True)
+    rows = tuple(Removed(cast(Any, item.kind), item.path, size) for item, size in pairs)
+    return Freed(params.dry_run, rows, report.freed, report.exclusive)
 
 
 @dataclass(frozen=True)
@@ -136,8 +128,8 @@ class RemovedArtifacts:
 
 def remove(params: CacheRmParams, observer: Observer = SILENT) -> RemovedArtifacts:
     """Remove artifacts from the store, all or none, and what killed processes left in it."""
-    targets = [parse_name(name) for name in params.names]
     store, records = Store(), dict[Path, Record]()
+    targets = [parse_name(name) for name in params.names]
     store.tidy()
     for target in targets:
         record = find_stored(target.reference, store)
@@ -159,7 +151,6 @@ class CacheFolder:
 
 
 def folder(params: CacheDirParams, observer: Observer = SILENT) -> CacheFolder:
-    """Where the store is."""
     return CacheFolder(paths.cache_dir())
 
 
@@ -170,9 +161,5 @@ def installed(name: str | None = None) -> tuple[Artifact, ...]:
         DigestMismatchError: a file was changed.
     """
     store = Store()
-    if name is None:
-        records = list(store.installed())
-    else:
-        found = find_stored(parse_name(name).reference, store)
-        records = [] if found is None else [found]
-    return tuple(stored_artifact(store.open(record.digest, record.id)) for record in records)
+    found = [find_stored(parse_name(name).reference, store)] if name else store.installed()
+    return tuple(stored_artifact(store.open(one.digest, one.id)) for one in found if one)

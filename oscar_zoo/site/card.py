@@ -14,20 +14,7 @@ from oscar_zoo.artifact.outcome import says
 from oscar_zoo.compute.report.data import MAX_BYTES
 from oscar_zoo.errors import ConflictError, UsageError
 from oscar_zoo.observer import SILENT, Observer
-from oscar_zoo.registry.card import (
-    BEGIN,
-    END,
-    FRONT_BEGIN,
-    FRONT_END,
-    TITLE,
-    is_damaged,
-    is_front_damaged,
-    merged_card,
-    merged_front,
-    new_card,
-    rows_of,
-)
-from oscar_zoo.registry.entries import Entry
+from oscar_zoo.registry import card as cards
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.lookup import known_entries, look
@@ -35,12 +22,7 @@ from oscar_zoo.registry.targets import PathTarget, parse
 from oscar_zoo.site.params import CardParams
 from oscar_zoo.verb import python_call
 
-_KINDS = (".html", ".png", ".json")
-"""Suffixes of the files of a report."""
-
-
-def _decoded(content: bytes) -> str:
-    return content.decode("utf-8", "replace")
+_REPORT_SUFFIXES = (".html", ".png", ".json")
 
 
 @dataclass(frozen=True)
@@ -49,7 +31,7 @@ class Card:
 
     content: Annotated[
         bytes,
-        PlainSerializer(_decoded, return_type=str),
+        PlainSerializer(lambda content: content.decode("utf-8", "replace"), return_type=str),
         Field(serialization_alias="card", description="The whole card, in Markdown."),
     ]
     artifacts: Annotated[tuple[str, ...], says("MODEL/TAG of what it shows.")]
@@ -72,7 +54,13 @@ def run(params: CardParams, observer: Observer = SILENT) -> Card:
         folder = f"file:{target.path.absolute()}"
         where, target, sources = where or folder, None, Sources(folder)
     if target is None:
-        rows, title = _rows_of_hub(sources), TITLE
+        if len(sources.named) != 1:
+            raise UsageError(
+                "a card is of an artifact, or of one hub.",
+                hint="oscar-zoo card Qwen3-8B, or oscar-zoo card --hub hf:my-org/zoo",
+            )
+        views, _ = look(sources.hubs)
+        rows, title = [row for view in views for row in cards.rows_of(view.index)], cards.TITLE
     else:
         (entry,), _ = known_entries([target], sources)
         rows, title = [entry], f"INT2 rotation for {entry.id.model}"
@@ -80,13 +68,14 @@ def run(params: CardParams, observer: Observer = SILENT) -> Card:
     if output is not None and isinstance(target, PathTarget):
         attached = _attach(target.path, output.parent)
     report = {path.suffix: path.name for path in attached}
-    content = new_card(rows, where, title=title, report=report)
+    content = cards.new_card(rows, where, title=title, report=report)
     if output is not None:
         if output.exists():
             before = read_file(output, max_bytes=MAX_ROOT_BYTES)
             _check_markers(output, before)
             if before.strip():
-                content = merged_front(merged_card(before, rows, where, report), rows, add=True)
+                merged = cards.merged_card(before, rows, where, report)
+                content = cards.merged_front(merged, rows, add=True)
         write_file(output, content)
     return Card(content, tuple(str(row.id) for row in rows), output, attached)
 
@@ -98,7 +87,7 @@ def _attach(folder: Path, place: Path) -> tuple[Path, ...]:
     """Copy the report that lies beside the folder of an artifact to `place`, as far as it is not
     there; what is of another kind than a plain file is left out."""
     artifact, attached = folder.resolve(), []
-    for suffix in _KINDS:
+    for suffix in _REPORT_SUFFIXES:
         source = artifact.with_name(f"{artifact.name}.report{suffix}")
         if source.is_symlink() or not source.is_file():
             continue
@@ -109,20 +98,10 @@ def _attach(folder: Path, place: Path) -> tuple[Path, ...]:
     return tuple(attached)
 
 
-def _rows_of_hub(sources: Sources) -> list[Entry]:
-    if len(sources.named) != 1:
-        raise UsageError(
-            "a card is of an artifact, or of one hub.",
-            hint="oscar-zoo card Qwen3-8B, or oscar-zoo card --hub hf:my-org/zoo",
-        )
-    views, _ = look(sources.hubs)
-    return [row for view in views for row in rows_of(view.index)]
-
-
 def _check_markers(path: Path, content: bytes) -> None:
-    section, front = is_damaged(content), is_front_damaged(content)
+    section, front = cards.is_damaged(content), cards.is_front_damaged(content)
     if section or front:
-        begin, end = (BEGIN, END) if section else (FRONT_BEGIN, FRONT_END)
+        begin, end = (cards.BEGIN, cards.END) if section else (cards.FRONT_BEGIN, cards.FRONT_END)
         raise ConflictError(
             f"{path} does not have {begin.decode()} and {end.decode()} once each, in this order.",
             hint="repair the two lines, or delete both: what is between them is added again",

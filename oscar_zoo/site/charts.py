@@ -1,23 +1,24 @@
 """The charts of an artifact as inline SVG: spectra, clip curves, errors by layer, scores over time.
 
-Layers are shown as a range, its middle half and its middle: a model may have a hundred of them, and
-single lines say less than where most of them are. Colours and fonts come from the page's style, so
-charts follow its light and dark schemes and its policy. Each has a sentence for screen readers.
+Layers, of which a model may have a hundred, are shown as a range, its middle half and its middle.
+Colours and fonts come from the page's style, so charts follow its light and dark schemes and its
+policy. Each has a sentence for screen readers. Names, notes and scores come from manifests that
+anybody may have written: `tag` escapes them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from statistics import median, quantiles
+from typing import Any
 
 from markupsafe import Markup
 
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.compute.report.data import ClipChart, Spectrum
-from oscar_zoo.site.values import markup
 
 WIDTH, HEIGHT = 360, 228
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 40
@@ -36,27 +37,20 @@ def pair_chart(score: Score, scale: tuple[float, float] | None) -> Markup | None
     before = score.baseline
     if scale is None or before is None or before.value is None:
         return None
-    low, high = scale
-    width = 96
+    axis, width, parts = Axis(*scale), 96, [_path("M0 8H96", "base")]
 
     def place(value: float) -> float:
-        return 4 + (width - 8) * (value - low) / ((high - low) or 1.0)
+        return 4 + (width - 8) * axis.share(value)
 
-    parts = [_path(f"M0 8H{width}", "base")]
     for one, css in ((before, "bf16"), (score, "int2")):
         if one.value is None:
             continue
         if one.stderr:
             start, end = place(one.value - one.stderr), place(one.value + one.stderr)
             parts.append(_path(f"M{start:.1f} 8H{end:.1f}", f"{css} error"))
-        circle = '<circle cx="{at:.1f}" cy="8" r="3.2" class="{css}"></circle>'
-        parts.append(markup(circle, at=place(one.value), css=css))
-    return markup(
-        '<svg viewBox="0 0 {width} 16" width="{width}" height="16" aria-hidden="true"'
-        ' class="pair">{parts}</svg>\n',
-        width=width,
-        parts=Markup("").join(parts),
-    )
+        parts.append(tag("circle", cx=f"{place(one.value):.1f}", cy="8", r="3.2", class_=css))
+    size = {"viewBox": f"0 0 {width} 16", "width": width, "height": 16}
+    return tag("svg", *parts, **size, aria_hidden="true", class_="pair") + "\n"
 
 
 def spectrum_chart(name: str, spectrum: Spectrum) -> Markup:
@@ -94,7 +88,6 @@ def clip_chart(name: str, clip: ClipChart) -> Markup:
 
 
 def layers_chart(layers: Sequence[int], errors: Sequence[float]) -> Markup:
-    """Relative squared error of the attention output, layer by layer."""
     points = [(float(layer), value) for layer, value in zip(layers, errors, strict=True)]
     x = Axis(float(layers[0]), float(max(layers[-1], layers[0] + 1)), "layer")
     chart = Chart(x, _linear([0.0, *errors]))
@@ -144,7 +137,6 @@ class Axis:
         return (at - low) / ((high - low) or 1.0)
 
     def marks(self) -> Sequence[float]:
-        """The values with a label."""
         if self.ticks is not None:
             return self.ticks
         if not self.log:
@@ -165,7 +157,6 @@ class Chart:
         self._shapes: list[Markup] = []
 
     def line(self, points: Points, css: str) -> None:
-        """A line through points in the units of the axes."""
         self._shapes.append(_path("M" + "L".join(map(self._at, points)), css))
 
     def ranges(
@@ -179,8 +170,7 @@ class Chart:
         self.line(list(zip(across, map(median, columns), strict=True)), f"{side} middle")
 
     def _band(self, across: Sequence[float], ends: Sequence[tuple[float, float]], css: str) -> None:
-        low = [(at, end[0]) for at, end in zip(across, ends, strict=True)]
-        high = [(at, end[1]) for at, end in zip(across, ends, strict=True)]
+        low, high = ([*zip(across, side, strict=True)] for side in zip(*ends, strict=True))
         self._shapes.append(_path(f"M{'L'.join(map(self._at, [*low, *reversed(high)]))}Z", css))
 
     def upright(self, value: float, label: str) -> None:
@@ -189,7 +179,7 @@ class Chart:
         left = at > WIDTH * 0.75
         beside, anchor = (at - 5, "end") if left else (at + 5, "start")
         line = _path(f"M{at:.1f} {TOP}V{HEIGHT - BOTTOM}", "chosen")
-        self._shapes.append(_group([line, _text(label, beside, TOP + 10, anchor, "note")]))
+        self._shapes.append(tag("g", line, _text(label, beside, TOP + 10, anchor, "note")))
 
     def dot(
         self, point: tuple[float, float], css: str, error: float = 0.0, *, aside: float = 0.0
@@ -199,23 +189,15 @@ class Chart:
         if error:
             top, bottom = self._up(point[1] + error), self._up(point[1] - error)
             parts.append(_path(f"M{across:.1f} {top:.1f}V{bottom:.1f}", f"{css} error"))
-        circle = '<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{css}"></circle>'
-        parts.append(markup(circle, x=across, y=self._up(point[1]), css=css))
-        self._shapes.append(_group(parts))
+        place = {"cx": f"{across:.1f}", "cy": f"{self._up(point[1]):.1f}"}
+        self._shapes.append(tag("g", *parts, tag("circle", **place, r="3.5", class_=css)))
 
     def svg(self, said: str) -> Markup:
         """The chart, of which `said` is the title and a sentence."""
         label = _text(self._x.label, (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, "middle", "axis")
-        return markup(
-            '<svg viewBox="0 0 {width} {height}" role="img" aria-label="{said}" class="chart">'
-            "<title>{said}</title>{grid}{shapes}{label}</svg>\n",
-            width=WIDTH,
-            height=HEIGHT,
-            said=said,
-            grid=_group(self._grid(), "grid"),
-            shapes=_group(self._shapes),
-            label=label,
-        )
+        parts = tag("g", *self._grid(), class_="grid"), tag("g", *self._shapes), label
+        named = {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img", "aria_label": said}
+        return tag("svg", tag("title", said), *parts, **named, class_="chart") + "\n"
 
     def _grid(self) -> Iterator[Markup]:
         bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
@@ -244,21 +226,29 @@ class Chart:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * self._y.share(value)
 
 
+def tag(name: str, *inside: object, **attributes: object) -> Markup:
+    """An element of markup; what is text, in it or in an attribute, is escaped."""
+    given = [(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()]
+    written = [Markup(' {}="{}"').format(key, shown(value)) for key, value in given if value != ""]
+    parts = Markup("").join(map(shown, inside)), Markup("").join(written)
+    return Markup("<{0}{2}>{1}</{0}>").format(name, *parts)
+
+
+def shown(value: object) -> Any:
+    """A value before it is escaped: text without characters that are not seen, such as those that
+    turn a line around. Markup stays."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(" " if c.isspace() else c for c in value if c.isspace() or c.isprintable())
+
+
 def _path(d: str, css: str = "") -> Markup:
-    return markup('<path d="{d}"{kind}></path>', d=d, kind=_class(css))
+    return tag("path", d=d, class_=css)
 
 
 def _text(text: str, x: float, y: float, anchor: str, css: str = "") -> Markup:
-    shape = '<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{text}</text>'
-    return markup(shape, x=x, y=y, anchor=anchor, kind=_class(css), text=text)
-
-
-def _group(parts: Iterable[Markup], css: str = "") -> Markup:
-    return markup("<g{kind}>{parts}</g>", kind=_class(css), parts=Markup("").join(parts))
-
-
-def _class(css: str) -> Markup:
-    return markup(' class="{css}"', css=css) if css else Markup("")
+    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text_anchor": anchor}
+    return tag("text", text, **place, class_=css)
 
 
 def _side(name: str) -> str:
@@ -266,7 +256,6 @@ def _side(name: str) -> str:
 
 
 def _relative(errors: Sequence[float]) -> list[float]:
-    """Each error as a part of the last one, which is that of the largest ratio."""
     return [error / errors[-1] for error in errors] if errors[-1] > 0 else list(errors)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, InstanceOf
@@ -79,38 +80,35 @@ def run(params: CompareParams, observer: Observer = SILENT) -> Comparison:
             hint=f"others for this model: oscar-zoo list --for {first.id.model}",
         )
     facts: Any = (_facts_of(first), _facts_of(second))
-    differences = (
-        key
-        for key in ArtifactFacts.__annotations__
-        if key not in _OWN and facts[0][key] != facts[1][key]
-    )
+    keys = [key for key in ArtifactFacts.__annotations__ if key not in _OWN]
+    differences = tuple(key for key in keys if facts[0][key] != facts[1][key])
     names = (first.id.reference, second.id.reference)
     if first.id.key == second.id.key:
         names = (str(targets[0]), str(targets[1]))
-    return Comparison(names, (first, second), facts, tuple(unreachable), tuple(differences))
+    return Comparison(names, (first, second), facts, tuple(unreachable), differences)
 
 
 compare = python_call(CompareParams, run)
 
 
 def _facts_of(entry: Entry) -> dict[str, Any]:
-    """Everything that is compared; what is not known is `None`."""
-    recipe = entry.manifest.recipe if entry.manifest else None
-    used = entry.calibration
-    return entry.facts | {
-        "model": entry.model_id,
-        "group_size": recipe.group_size if recipe else None,
-        "clip_k": recipe.clip.k if recipe else None,
-        "clip_v": recipe.clip.v if recipe else None,
-        "sink": recipe.windows.sink if recipe else None,
-        "recent": recipe.windows.recent if recipe else None,
-        "token_bytes": _token_bytes(entry),
-        "calibration": used.dataset if used else None,
-        "calibration_tokens": (used.tokens_used or used.tokens_requested) if used else None,
-        "calibrated_on": list(used.overlaps_with) if used else [],
-        "license": entry.summary.license,
-        "accepted": list(entry.accepted),
-    }
+    recipe, used = entry.manifest.recipe if entry.manifest else None, entry.calibration
+    settings = ("group_size", "clip.k", "clip.v", "windows.sink", "windows.recent")
+    names = ("group_size", "clip_k", "clip_v", "sink", "recent")
+    values = attrgetter(*settings)(recipe) if recipe else (None,) * len(names)
+    return (
+        entry.facts
+        | dict(zip(names, values, strict=True))
+        | {
+            "model": entry.model_id,
+            "token_bytes": _token_bytes(entry),
+            "calibration": used.dataset if used else None,
+            "calibration_tokens": (used.tokens_used or used.tokens_requested) if used else None,
+            "calibrated_on": list(used.overlaps_with) if used else [],
+            "license": entry.summary.license,
+            "accepted": list(entry.accepted),
+        }
+    )
 
 
 def _token_bytes(entry: Entry) -> int | None:

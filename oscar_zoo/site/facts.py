@@ -25,13 +25,9 @@ if TYPE_CHECKING:  # most verbs of the zoo do not ask for shapes
     from oscar_zoo.serving.memory import Needs
 
 
-def _messages(errors: tuple[OscarZooError, ...]) -> list[str]:
-    return [error.message for error in errors]
-
-
 Unreachable = Annotated[
     tuple[InstanceOf[OscarZooError], ...],
-    PlainSerializer(_messages, return_type=list[str]),
+    PlainSerializer(lambda errors: [one.message for one in errors], return_type=list[str]),
     Field(serialization_alias="notes", description="What hubs said that did not answer."),
 ]
 Warnings = Annotated[tuple[str, ...], says("Sentences for people.")]
@@ -94,7 +90,6 @@ class StoredArtifact(TypedDict):
 
 
 def stored_artifact(record: Record) -> StoredArtifact:
-    """What outputs say of a record of the store."""
     return {
         "id": record.id,
         "reference": record.id.reference,

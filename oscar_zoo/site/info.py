@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing_extensions import TypedDict
 
 from oscar_zoo.artifact import manifest, outcome
 from oscar_zoo.artifact.manifest import SIGNATURE_NAME
-from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, SignatureReport, Verified, says
-from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
+from oscar_zoo.errors import ArtifactNotFound, OscarZooError
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.observer import SILENT, Observer
-from oscar_zoo.registry import known_names, measured
+from oscar_zoo.observer import SILENT, Note, Observer
+from oscar_zoo.registry import known_names, measured, score_file, targets
 from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect
@@ -26,23 +25,15 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.lookup import known_entries, look, unknown_name
 from oscar_zoo.registry.recipe import ModelRecipe
+from oscar_zoo.registry.score_file import key
 from oscar_zoo.registry.signatures import NOT_SIGNED, signature_of
-from oscar_zoo.registry.store import Record, Store
-from oscar_zoo.registry.targets import (
-    ModelChoice,
-    ModelTarget,
-    NameTarget,
-    PathTarget,
-    computing,
-    looking_up,
-    parse,
-)
+from oscar_zoo.registry.store import Record, Store, StoredArtifact
 from oscar_zoo.registry.verify import check_one, existing_path
 from oscar_zoo.registry.view import HubView
 from oscar_zoo.serving.memory import estimate_memory
 from oscar_zoo.serving.prepared import check_served
 from oscar_zoo.site.facts import Manifest, Measured, Name, Score, Size, State, Unreachable
-from oscar_zoo.site.params import InfoParams
+from oscar_zoo.site.params import InfoParams, ScoresParams
 
 
 @dataclass(frozen=True)
@@ -188,25 +179,25 @@ class Description:
 
 def run(params: InfoParams, observer: Observer = SILENT) -> Description:
     """What is known about a model, an artifact, or what lies in a folder."""
-    target = parse(params.name)
-    if isinstance(target, ModelTarget):
+    target = targets.parse(params.name)
+    if isinstance(target, targets.ModelTarget):
         check_served(target.choice)
-    if isinstance(target, PathTarget):
+    if isinstance(target, targets.PathTarget):
         return describe_folder(target, gpu_memory=params.gpu_memory)
     sources = Sources(params.hubs, offline=params.offline)
-    with looking_up(target, SILENT):
+    with targets.looking_up(target, SILENT):
         return describe(target, sources, gpu_memory=params.gpu_memory, any_model=True)
 
 
 def describe(
-    target: ModelTarget | NameTarget,
+    target: targets.ModelTarget | targets.NameTarget,
     sources: Sources,
     *,
     gpu_memory: int | None = None,
     any_model: bool = False,
 ) -> Description:
     """What is known about a model and its artifacts, or about the one that is named; `gpu_memory`
-    are bytes of one GPU to answer for, instead of the GPUs that are visible."""
+    takes the place of the GPUs that are visible."""
     catalog = Catalog.packaged()
     views, unreachable = look(sources.hubs)
     reference = known_names.expand(target.reference, views)
@@ -222,34 +213,35 @@ def describe(
     if not meant and (about is None or narrowed):
         names = [one.reference for one in every]
         raise _unknown(target, recipe, names, views, unreachable, sources)
-    copies = [records[one] for one in meant if one in records]
-    manifests = [found for one in meant if (found := _manifest(entries.get(one), records.get(one)))]
+    copies = {one: records[one] for one in meant if one in records}
+    stored = {one: Store().intact(record) for one, record in copies.items()}
+    manifests = []
+    for one in meant:  # a damaged copy says nothing
+        found, entry = stored.get(one), entries.get(one)
+        said = (found.manifest if found else None) or (entry.manifest if entry else None)
+        manifests += [said] if said else []
     scores = {str(one): entries[one].scores if one in entries else () for one in meant}
-    offered = [row for view in views for row in _offered(view, meant)]
     return Description(
         name=model,
         model=about,
         recipe=recipe,
         works=_works(about),
         artifacts=tuple(manifests),
-        measured=_measured(manifests, scores, copies),
+        measured=_measured(manifests, scores, [*copies.values()]),
         scores=scores,
-        installed=tuple(map(_copy, copies)),
-        offered=tuple(offered),
-        unreachable=tuple(unreachable),
-        warnings=tuple(text for record in copies for text in status_warnings(record)),
         memory=cast("Memory | None", estimate_memory(recipe, manifests, gpu_memory)),
-        records=tuple(copies),
+        installed=tuple(_copy(record, stored[one]) for one, record in copies.items()),
+        offered=tuple(row for view in views for row in _offered(view, meant)),
+        unreachable=tuple(unreachable),
+        warnings=tuple(text for record in copies.values() for text in status_warnings(record)),
+        records=tuple(copies.values()),
     )
 
 
-def _copy(record: Record) -> Copy:
-    """The copy of `record`, read now."""
-    signature, intact = NOT_SIGNED, False
-    with contextlib.suppress(IntegrityError):
-        signature, intact = signature_of(Store().open(record.digest, record.id)), True
-    named = (record.id, record.digest, record.path)
-    return Copy(*named, intact, record.fetch_again, signature)
+def _copy(record: Record, stored: StoredArtifact | None) -> Copy:
+    signature = NOT_SIGNED if stored is None else signature_of(stored)
+    named = (record.id, record.digest, record.path, stored is not None)
+    return Copy(*named, record.fetch_again, signature)
 
 
 def _means(
@@ -262,29 +254,19 @@ def _means(
     return reference.digest is None or any(one.startswith(reference.digest) for one in digests)
 
 
-def _manifest(entry: Entry | None, record: Record | None) -> manifest.Manifest | None:
-    """The manifest of a copy in the store, else of a hub or the package."""
-    if record is not None:
-        with contextlib.suppress(IntegrityError):  # a damaged copy says nothing
-            stored = Store().open(record.digest, record.id)
-            if stored.manifest is not None:
-                return stored.manifest
-    return entry.manifest if entry else None
-
-
 def _offered(view: HubView, artifacts: Sequence[ArtifactId]) -> Iterator[Offer]:
-    """Where versions can be had, as a hub says now."""
     keys = {artifact.key for artifact in artifacts}
     for artifact in view.hub.artifacts():
         if artifact.key in keys:
             entry, status = view.index.entry(artifact), view.status(artifact)
-            digest = entry.digest if entry else None
             signed = any(file.path == SIGNATURE_NAME for file in view.hub.files(artifact))
-            told = (status.state, status.reason)
-            yield Offer(artifact, view.hub.name, digest, *told, signed)
+            told = (entry.digest if entry else None, status.state, status.reason, signed)
+            yield Offer(artifact, view.hub.name, *told)
 
 
-def _known_model(choice: ModelChoice | None, recipe: ModelRecipe | None) -> KnownModel | None:
+def _known_model(
+    choice: targets.ModelChoice | None, recipe: ModelRecipe | None
+) -> KnownModel | None:
     """From the zoo, or from a `config.json` on this machine; `None` where neither has it."""
     if recipe is not None:
         return KnownModel(choice.source if choice else recipe.hf_id, recipe.model_type)
@@ -308,17 +290,13 @@ def _measured(
 ) -> dict[str, Measured | None]:
     """Perplexity and recall of each artifact, by id: as `eval` measured them last, or when it was
     made."""
-    kept = {str(record.id): record.measured for record in records}
-    return {
-        one.id: measured.Measured.best(
-            scores.get(one.id, ()), measured.Measured.of(one) or kept.get(one.id)
-        )
-        for one in manifests
-    }
+    known, best = {str(record.id): record.measured for record in records}, measured.Measured.best
+    made = {one.id: measured.Measured.of(one) or known.get(one.id) for one in manifests}
+    return {name: best(scores.get(name, ()), one) for name, one in made.items()}
 
 
 def _unknown(
-    target: ModelTarget | NameTarget,
+    target: targets.ModelTarget | targets.NameTarget,
     recipe: ModelRecipe | None,
     known: Sequence[str],
     views: Sequence[HubView],
@@ -331,11 +309,11 @@ def _unknown(
     close = () if recipe else Catalog.packaged().close_matches(target.text, models)
     error = unknown_name(target.text, unreachable, close)
     if recipe is None and target.choice is not None:
-        error.next_step = computing(target.choice, sources)
+        error.next_step = targets.computing(target.choice, sources)
     return error
 
 
-def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Description:
+def describe_folder(target: targets.PathTarget, *, gpu_memory: int | None = None) -> Description:
     """What the `oscar.json` of a folder says of the artifact in it, its model, and the scores
     beside it. The files are verified; no hub is asked.
     """
@@ -344,8 +322,7 @@ def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Des
     if not isinstance(found, Verified):
         warnings.append(outcome.failed_verification(str(target), found))
     manifests = () if entry.manifest is None else (entry.manifest,)
-    scores = {str(entry.id): entry.scores}
-    about = _known_model(None, entry.recipe)
+    about, scores = _known_model(None, entry.recipe), {str(entry.id): entry.scores}
     return Description(
         name=entry.id.model,
         model=about,
@@ -354,7 +331,91 @@ def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Des
         artifacts=manifests,
         measured=_measured(manifests, scores, ()),
         scores=scores,
-        warnings=tuple(warnings),
         memory=cast("Memory | None", estimate_memory(entry.recipe, manifests, gpu_memory)),
+        warnings=tuple(warnings),
         verified=found,
     )
+
+
+@dataclass(frozen=True)
+class KnownScores:
+    """What is known about the quality of one artifact."""
+
+    id: Annotated[str, says("MODEL/TAG.")]
+    place: Annotated[str, *HIDDEN]
+    """What commands call it: its name, or its folder where that was named."""
+    made: Annotated[Measured | None, says("As it was measured when the artifact was made.")]
+    at_pull: Annotated[
+        Measured | None, says("As its hub said when it was pulled, where a copy is in the store.")
+    ]
+    scores: Annotated[
+        tuple[Score, ...],
+        says("What was measured comes first, then what others and upstream report."),
+    ]
+    own: Annotated[
+        tuple[Score, ...],
+        says("Measured on this machine and on no hub.", serialization_alias="not_published"),
+    ]
+    own_path: Annotated[Path, *HIDDEN]
+    """The score file of `own`."""
+    warnings: Annotated[
+        tuple[str, ...],
+        says("Sentences about a copy that was yanked or deprecated, or is poor or damaged."),
+    ]
+
+
+@dataclass(frozen=True)
+class ScoresReport:
+    """What oscar-zoo scores NAME prints: all that is known about the quality of artifacts."""
+
+    artifacts: tuple[KnownScores, ...]
+    schema: Literal["oscar-zoo.scores-of/1"] = "oscar-zoo.scores-of/1"
+
+
+def run_scores(params: ScoresParams, observer: Observer = SILENT) -> ScoresReport:
+    """What is known about the quality of a model's artifacts, of the one that is named, or of the
+    one in a folder, by id. No hub is asked about a folder.
+
+    Where nothing is known, the observer is told which hubs did not answer.
+    """
+    target = targets.parse(params.name)
+    if isinstance(target, targets.PathTarget):
+        found = describe_folder(target)
+    else:
+        with targets.looking_up(target, SILENT):
+            found = describe(target, Sources(params.hubs, offline=params.offline))
+    for error in () if found.scores else found.unreachable:
+        observer.note(Note("hub.unreachable", error.message))
+    made = {one.id: measured.Measured.of(one) for one in found.artifacts}
+    records = {str(record.id): record for record in found.records}
+    artifacts = []
+    for name, published in found.scores.items():
+        artifact, record = ArtifactId.parse(name), records.get(name)
+        place, path = artifact.reference, score_file.in_state(artifact)
+        own: tuple[Score, ...] = ()
+        warnings = status_warnings(record) if record else ()
+        if isinstance(target, targets.PathTarget):
+            place, path = path_text(target.path), score_file.in_folder(target.path)
+            warnings = found.warnings
+        elif (file := score_file.read(path)) is not None:
+            said = {key(score): score.value for score in published}
+            own = tuple(one for one in file.scores if said.get(key(one)) != one.value)
+        at_pull = record.measured if record else None
+        told = (made.get(name), at_pull, published, own, path, warnings)
+        artifacts.append(KnownScores(name, place, *told))
+    return ScoresReport(tuple(artifacts))
+
+
+def scores(name: str | Path, *, hub: str | None = None) -> tuple[KnownScores, ...]:
+    """What is known about the quality of a model's artifacts, or of the one that is named.
+
+    Args:
+        name: `NAME`, `NAME:TAG`, `<Model>/<tag>`, `NAME@sha256:PREFIX`, or the folder of an
+            artifact.
+        hub: where to look; default the configured hubs.
+
+    Raises:
+        ArtifactNotFound: nothing known has this name.
+        PathNotFound: there is no such folder, or it has no `oscar.json`.
+    """
+    return run_scores(ScoresParams(name, hubs=hub)).artifacts

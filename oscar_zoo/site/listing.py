@@ -92,10 +92,6 @@ def _rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def _names(recipes: tuple[ModelRecipe, ...]) -> list[str]:
-    return [recipe.name for recipe in recipes]
-
-
 @dataclass(frozen=True)
 class Listing:
     """What oscar-zoo list prints: the artifacts that can be had."""
@@ -107,7 +103,7 @@ class Listing:
     ]
     recipes: Annotated[
         tuple[ModelRecipe, ...],
-        PlainSerializer(_names, return_type=list[str]),
+        PlainSerializer(lambda recipes: [one.name for one in recipes], return_type=list[str]),
         Field(
             serialization_alias="recipes_without_artifact",
             description="Models that the zoo knows and nobody has a rotation for.",
@@ -127,7 +123,6 @@ class Listing:
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """The artifacts as JSON has them."""
         return tuple(_rows(self.entries))
 
 
@@ -165,13 +160,12 @@ def listing(params: ListParams, observer: Observer = SILENT) -> Listing:
         entries = [one for one in entries if _has_all(one, words)]
         recipes = tuple(one for one in recipes if _has(words, one.names, [one.family]))
         close = () if entries or recipes else catalog.close_matches(" ".join(words), models)
-    fitting = [
-        one for one in entries if all(_fits(_FACTS[key](one), text) for key, text in filters)
-    ]
+    for key, pattern in filters:
+        entries = [one for one in entries if _fits(_FACTS[key](one), pattern)]
     task = "gpqa"
     if params.task is not None:
-        task = _meant(params.task, Counter(chain.from_iterable(one.claims for one in fitting)))
-    shown = tuple(_ordered(fitting, params.sort, task))
+        task = _meant(params.task, Counter(chain.from_iterable(one.claims for one in entries)))
+    shown = tuple(_ordered(entries, params.sort, task))
     here = {one.id for one in shown if one.where == "installed"}
     poor = (quality_warnings(record) for record in installed if record.id in here)
     return Listing(
@@ -217,18 +211,14 @@ def _listed(
         there = found.get(record.id.key)
         is_offered = there and (there.digest == record.digest or record.source in names)
         if is_offered or not only_hubs:
-            found[record.id.key] = _with_copy(there or _stored(record, catalog), record)
+            entry = there or _stored(record, catalog)
+            if entry.measured is None:
+                summary = entry.summary.model_copy(update={"measured": record.measured})
+                entry = replace(entry, summary=summary)
+            size = sum(file.size for file in record.files)
+            copy = replace(entry, where="installed", digest=record.digest, payload_bytes=size)
+            found[record.id.key] = copy
     return [found[key] for key in sorted(found)]
-
-
-def _with_copy(entry: Entry, record: Record) -> Entry:
-    summary = entry.summary
-    if entry.measured is None:
-        summary = summary.model_copy(update={"measured": record.measured})
-    nbytes = sum(file.size for file in record.files)
-    return replace(
-        entry, where="installed", digest=record.digest, payload_bytes=nbytes, summary=summary
-    )
 
 
 def _stored(record: Record, catalog: Catalog) -> Entry:
@@ -290,7 +280,7 @@ def _fits(value: str | float | None, pattern: str) -> bool:
 
 def _score_rank(task: str, entry: Entry) -> tuple[Any, ...] | None:
     score = entry.score(task.casefold())
-    return None if score is None else Place(entry, score).rank_key
+    return None if score is None else Place.of(entry, score).rank_key
 
 
 _ORDERS: Mapping[str, Callable[[Entry, str], Any]] = {
@@ -306,11 +296,9 @@ assert tuple(_ORDERS) == SORTS
 
 
 def _ordered(entries: list[Entry], order: str, task: str) -> list[Entry]:
-    """The best first; those without the value of the order come last, as they came."""
-    keys = [_ORDERS[order](entry, task) for entry in entries]
-    known = [at for at, key in enumerate(keys) if key is not None]
-    unknown = [entry for entry, key in zip(entries, keys, strict=True) if key is None]
-    return [*(entries[at] for at in sorted(known, key=keys.__getitem__)), *unknown]
+    keyed = [(_ORDERS[order](entry, task), entry) for entry in entries]
+    known = sorted((one for one in keyed if one[0] is not None), key=lambda one: one[0])
+    return [entry for _, entry in [*known, *(one for one in keyed if one[0] is None)]]
 
 
 def _words(words: str | Sequence[str], *, least: int = 0) -> list[str]:
@@ -333,15 +321,12 @@ def _has(words: Iterable[str], names: Iterable[str], facts: Iterable[str | None]
     name, or what it rounds to where the word has no point."""
     named = " ".join(names).casefold()
     text = " ".join((named, *filter(None, facts))).casefold()
-    sizes = [(float(number), unit) for number, unit in _SIZE.findall(named)]
-    return all(_is_size(word, sizes) if _SIZE.fullmatch(word) else word in text for word in words)
 
+    def is_size(word: str) -> bool:
+        sizes = [float(number) for number, unit in _SIZE.findall(named) if unit == word[-1]]
+        return float(word[:-1]) in (sizes if "." in word else [int(size + 0.5) for size in sizes])
 
-def _is_size(word: str, sizes: Iterable[tuple[float, str]]) -> bool:
-    wanted, exact = float(word[:-1]), "." in word
-    return any(
-        word[-1] == unit and wanted == (size if exact else int(size + 0.5)) for size, unit in sizes
-    )
+    return all(is_size(word) if _SIZE.fullmatch(word) else word in text for word in words)
 
 
 def _has_all(entry: Entry, words: Iterable[str]) -> bool:
@@ -351,13 +336,15 @@ def _has_all(entry: Entry, words: Iterable[str]) -> bool:
     return _has(words, names, (*facts, entry.where, entry.status.state, *tasks))
 
 
-class PlaceFacts(TypedDict):
+@dataclass(frozen=True)
+class Place:
     """One place of a leaderboard."""
 
+    entry: Annotated[InstanceOf[Entry], *HIDDEN]
     rank: Annotated[int, Field(ge=1, description="1 is the best.")]
     id: Name
     digest: Annotated[Digest | None, says("Null until somebody has seen the bytes.")]
-    score: ScoreSummary
+    score: Annotated[InstanceOf[Score], PlainSerializer(score_summary, return_type=ScoreSummary)]
     n: Annotated[int | None, says("Questions.")]
     repeats: Annotated[int | None, says("Runs over all of them.")]
     difference: Annotated[
@@ -374,57 +361,29 @@ class PlaceFacts(TypedDict):
         bool, says("Whether the text of the fit is known to have questions of the task.")
     ]
 
-
-@dataclass(frozen=True)
-class Place:
-    """One line of the board."""
-
-    entry: Entry
-    score: Score
-
-    @property
-    def change_percent(self) -> float | None:
-        """Change of perplexity over BF16, in percent; `None` for other tasks, and where BF16 is not
-        known. Only this can be compared between models."""
-        before = self.score.baseline.value if self.score.baseline else None
-        if self.score.task != PERPLEXITY or not before or self.score.value is None:
-            return None
-        return 100 * (self.score.value / before - 1)
-
-    @property
-    def is_calibrated_on(self) -> bool:
-        """Whether the text of the fit is known to have questions of the benchmark."""
-        used = self.entry.calibration
-        seen = self.score.task in used.overlaps_with if used else False
-        return seen or bool(self.score.calibrated_on)
+    @classmethod
+    def of(cls, entry: Entry, score: Score) -> Place:
+        """A place whose rank is not known yet."""
+        paired, change, used = score.paired, None, entry.calibration
+        before = score.baseline.value if score.baseline else None
+        if score.task == PERPLEXITY and before and score.value is not None:
+            change = 100 * (score.value / before - 1)
+        seen = bool((used and score.task in used.overlaps_with) or score.calibrated_on)
+        return cls(
+            *(entry, 1, entry.id, entry.digest, score, score.n, score.repeats),
+            difference=paired.difference if paired else None,
+            lower95=paired.lower95 if paired else None,
+            upper95=paired.upper95 if paired else None,
+            change_percent=change,
+            calibrated_on=seen,
+        )
 
     @property
     def rank_key(self) -> tuple[bool, float, str]:
-        """The smallest is the best."""
         value, change = self.score.value or 0.0, self.change_percent
         if self.score.task == PERPLEXITY:
-            return change is None, value if change is None else change, self.entry.id.key
-        return False, value if is_lower_better(self.score) else -value, self.entry.id.key
-
-
-def _ranked(places: tuple[Place, ...]) -> list[dict[str, Any]]:
-    return [
-        {
-            "rank": rank,
-            "id": place.entry.id,
-            "digest": place.entry.digest,
-            "score": score_summary(place.score),
-            "n": place.score.n,
-            "repeats": place.score.repeats,
-            **{
-                name: getattr(place.score.paired, name, None)
-                for name in ("difference", "lower95", "upper95")
-            },
-            "change_percent": place.change_percent,
-            "calibrated_on": place.is_calibrated_on,
-        }
-        for rank, place in enumerate(places, 1)
-    ]
+            return change is None, value if change is None else change, self.id.key
+        return False, value if is_lower_better(self.score) else -value, self.id.key
 
 
 @dataclass(frozen=True)
@@ -432,7 +391,7 @@ class Leaderboard:
     """What oscar-zoo leaderboard prints: the scores of one task with an INT2 cache, best first."""
 
     task: Annotated[str, says("Its whole name.")]
-    places: Annotated[tuple[Place, ...], PlainSerializer(_ranked, return_type=list[PlaceFacts])]
+    places: tuple[Place, ...]
     tasks: Annotated[tuple[str, ...], says("All tasks that somebody reports a score of.")]
     unreachable: Unreachable
     schema: Literal["oscar-zoo.leaderboard/1"] = "oscar-zoo.leaderboard/1"
@@ -453,13 +412,14 @@ def ranked(params: LeaderboardParams, observer: Observer = SILENT) -> Leaderboar
     ]
     counts = Counter(task for _, found in claims for task in found)
     meant = _meant(params.task, counts)
-    places = [Place(entry, found[meant]) for entry, found in claims if meant in found]
+    places = [Place.of(entry, found[meant]) for entry, found in claims if meant in found]
     if params.measured:
         places = [one for one in places if one.score.reporter == "measured"]
     if not places:
         raise ScoreNotFound.for_measured(meant)
     places.sort(key=lambda one: one.rank_key)
-    return Leaderboard(meant, tuple(places), tuple(sorted(counts)), tuple(unreachable))
+    ranked = tuple(replace(place, rank=rank) for rank, place in enumerate(places, 1))
+    return Leaderboard(meant, ranked, tuple(sorted(counts)), tuple(unreachable))
 
 
 leaderboard = python_call(LeaderboardParams, ranked)

@@ -21,6 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import ValidationError
 
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.compute.report.data import ClipChart, ReportData, Spectra
 from oscar_zoo.engines.sglang.capacity import USABLE, Cache, room
 from oscar_zoo.engines.sglang.sizing import Layout
@@ -28,8 +29,8 @@ from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.index import ACCEPTED
 from oscar_zoo.registry.recipe import ModelRecipe
-from oscar_zoo.site import charts, values
-from oscar_zoo.site.values import markup, percent_change, share, size, value_of
+from oscar_zoo.registry.score_file import value_text
+from oscar_zoo.site import charts
 from oscar_zoo.version import __version__
 
 INDEX = "index.html"
@@ -59,18 +60,11 @@ _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One artifact and what was found about it.
-
-    Attributes:
-        caches: the kinds of KV cache of its model by number of GPUs, each on one of them; empty
-            where the shapes are not known or no INT2 cache takes them.
-        weights: bytes of the model in BF16, or `None` where nobody knows.
-        gpus: how many GPUs the model starts from.
-        divided: whether a server divides the memory between tokens and what other layers keep.
-        unknown: what nobody knows of those layers, in words; `None` where all is known.
-        report: of its fit, where it lies beside the artifact.
-        spectra: of its rotation files, where they have eigenvalues.
-    """
+    """One artifact and what was found about it: the kinds of KV cache of its model by number of
+    GPUs, each on one of them, none where the shapes are not known or no INT2 cache takes them;
+    bytes of its weights in BF16; how many GPUs it starts from; whether a server divides the memory
+    between tokens and what other layers keep, and what nobody knows of those layers, in words; the
+    report of its fit and the spectra of its rotation files, where they are there."""
 
     entry: Entry
     caches: Mapping[int, tuple[Cache, ...]] = field(default_factory=dict)
@@ -83,11 +77,10 @@ class Exhibit:
 
     @property
     def path(self) -> str:
-        """Of its page, from the root of the site; names of artifacts are safe in paths."""
+        """From the root of the site; names of artifacts are safe in paths."""
         return f"artifacts/{self.entry.id.model}/{self.entry.id.tag}.html"
 
     def tokens(self, kind: str) -> int:
-        """Bytes of a token in one kind of cache, over all GPUs."""
         return next(cache.token for cache in self.caches[1] if cache.kind == kind)
 
     @property
@@ -108,7 +101,6 @@ def pages_of(
 
 
 def index_page(exhibits: Sequence[Exhibit], recipes: Sequence[ModelRecipe]) -> bytes:
-    """All artifacts in one table that can be searched and sorted."""
     entries = [exhibit.entry for exhibit in exhibits]
     return _page(
         "index.html",
@@ -177,13 +169,13 @@ def _templates() -> Environment:
         loader=PackageLoader("oscar_zoo.site"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=values.shown,
+        finalize=charts.shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    functions = (values.counted, percent_change, share, size, value_of, values.unit_of)
+    functions = (counted, percent_change, share, size, value_of, unit_of)
     found.globals |= {function.__name__: function for function in functions}
-    found.filters |= {"casefold": str.casefold, "plain": values.shown}
+    found.filters |= {"casefold": str.casefold, "plain": charts.shown}
     return found
 
 
@@ -199,19 +191,17 @@ def _hash(part: str) -> str:
 
 def _words(entry: Entry) -> str:
     """What the search of the first page looks in."""
+    facts = (str(entry.id), entry.model_id, entry.digest, entry.family, entry.status.state)
     accepted = [_BELOW_GATE[one] for one in entry.accepted]
-    state = entry.status.state
-    facts = (str(entry.id), entry.model_id, entry.digest, entry.family, state, *accepted)
-    return " ".join(filter(None, facts)).casefold()
+    return " ".join(filter(None, (*facts, *accepted))).casefold()
 
 
 def _scale(entries: Iterable[Entry]) -> tuple[float, float] | None:
     """The range of all GPQA values with their errors."""
-    ends: list[float] = []
-    for score in filter(None, (entry.gpqa for entry in entries)):
-        for one in filter(None, (score, score.baseline)):
-            if one.value is not None:
-                ends += [one.value - (one.stderr or 0), one.value + (one.stderr or 0)]
+    scores = filter(None, (entry.gpqa for entry in entries))
+    every = [one for score in scores for one in (score, score.baseline) if one]
+    known = [(one.value, one.stderr or 0) for one in every if one.value is not None]
+    ends = [value + sign * error for value, error in known for sign in (-1, 1)]
     return (min(ends) - 1, max(ends) + 1) if ends else None
 
 
@@ -228,11 +218,10 @@ def _summary(entry: Entry) -> str:
 
 def _commands(entry: Entry) -> list[list[str]]:
     """The words of the commands to copy; none for what no name finds."""
-    if entry.status.state == "yanked":
-        return []
     name = [entry.id.reference, *(["--hub", quote(entry.hubs[0])] if entry.hubs else [])]
     model = [] if can_be_found(entry.model_id or entry.id.model) else ["--model", "FOLDER"]
-    return [["oscar-zoo", "serve", *name, *model], ["oscar-zoo", "pull", *name]]
+    found = [["oscar-zoo", "serve", *name, *model], ["oscar-zoo", "pull", *name]]
+    return [] if entry.status.state == "yanked" else found
 
 
 def _needs(exhibit: Exhibit) -> str:
@@ -246,16 +235,13 @@ def _fits(exhibit: Exhibit) -> Iterator[tuple[str, list[str]]]:
     """Requests that run at a time for each context, by kind of cache."""
     kinds = exhibit.caches.get(exhibit.gpus, ())
     for context in CONTEXTS:
-        counts = ["–"] * len(kinds)
+        numbers = list[int]()
         if exhibit.weights is not None:
             left = room(MEMORY * GIB, exhibit.weights, Layout(tp=exhibit.gpus))
-            counts = [_thin(one.requests(left, context)) for one in kinds]
-        yield _thin(context), counts
-
-
-def _thin(number: int) -> str:
-    """A whole number with thin spaces between thousands."""
-    return f"{number:,}".replace(",", "\u202f")
+            numbers = [one.requests(left, context) for one in kinds]
+        # with thin spaces between thousands
+        head, *counts = (f"{n:,}".replace(",", "\u202f") for n in (context, *numbers))
+        yield head, counts or ["–"] * len(kinds)
 
 
 _Group = tuple[str, str, list[tuple[str, Markup]]]
@@ -264,14 +250,13 @@ _Group = tuple[str, str, list[tuple[str, Markup]]]
 
 def _clips(exhibit: Exhibit) -> _Group | None:
     found = dict(_clip_curves(exhibit))
-    if not found:
-        return None
     words = (
         "Error against the share of a row's range that is kept, where the error at the largest"
         " ratio is 1. The thick line is the mean."
     )
     words += f" {_RANGE}" if any(chart.layers for chart in found.values()) else ""
-    return "Clip curves", words, [(name, charts.clip_chart(name, c)) for name, c in found.items()]
+    drawn = [(name, charts.clip_chart(name, one)) for name, one in found.items()]
+    return ("Clip curves", words, drawn) if drawn else None
 
 
 def _clip_curves(exhibit: Exhibit) -> Iterator[tuple[str, ClipChart]]:
@@ -295,18 +280,13 @@ def _curve(block: dict[str, Any], error: str, served: float | None) -> dict[str,
     """A ratio of 0 clips nothing, and so does 1, where it belongs on an axis."""
     pairs = zip(block.get("ratios", ()), block.get("errors", ()), strict=True)
     points = sorted((float(ratio or 1.0), float(value)) for ratio, value in pairs)
-    return {
-        "error": error,
-        "ratios": tuple(ratio for ratio, _ in points),
-        "layers": (),
-        "mean": tuple(value for _, value in points),
-        "chosen": served or 1.0,
-    }
+    ratios, mean = zip(*points, strict=True)
+    curve = {"error": error, "ratios": ratios, "layers": (), "mean": mean}
+    return curve | {"chosen": served or 1.0}
 
 
 def _spectra(exhibit: Exhibit) -> _Group | None:
-    spectra = exhibit.report.spectra if exhibit.report else None
-    spectra = spectra or exhibit.spectra
+    spectra = (exhibit.report.spectra if exhibit.report else None) or exhibit.spectra
     if spectra is None:
         return None
     words = (
@@ -319,13 +299,11 @@ def _spectra(exhibit: Exhibit) -> _Group | None:
 
 def _errors(exhibit: Exhibit) -> _Group | None:
     manifest = exhibit.entry.manifest
-    if manifest is None:
-        return None
-    found = _object(_object(manifest.quality).get("errors")).get("output")
+    found = _object(_object(manifest.quality if manifest else None).get("errors")).get("output")
     errors = found if isinstance(found, list) else []
-    layers = manifest.model.attention_layers
     good = all(type(one) in (int, float) and 0 <= one < 1e60 for one in errors)
-    if not good or len(errors) != len(layers):
+    layers = manifest.model.attention_layers if manifest else ()
+    if not good or not layers or len(errors) != len(layers):
         return None
     words = "Relative squared error of the attention output with the served settings."
     return "Error by layer", words, [("Output", charts.layers_chart(layers, errors))]
@@ -339,5 +317,38 @@ def _hub_link(repo: str | None) -> str | None:
     """A link to a repository of Hugging Face, or only its name where that is no name of one."""
     if repo is None or _REPO.fullmatch(repo) is None:
         return repo
-    link = '<a href="https://huggingface.co/{repo}" rel="noopener noreferrer">{repo}</a>'
-    return markup(link, repo=repo)
+    href = f"https://huggingface.co/{repo}"
+    return charts.tag("a", repo, href=href, rel="noopener noreferrer")
+
+
+def counted(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def value_of(score: Score | None, *, unit: bool = False) -> str | None:
+    """A value with its standard error; `None` where there is none."""
+    text = value_text(score)
+    return f"{text} {unit_of(score)}".rstrip() if score and text and unit else text
+
+
+def unit_of(score: Score) -> str:
+    """The unit in a few characters; empty where it is the metric itself, such as perplexity."""
+    return "%" if score.unit == "percent" else "" if score.unit == score.metric else score.unit
+
+
+def percent_change(change: float | None) -> str | None:
+    if change is None:
+        return None
+    return f"{change:+.2f} %" if abs(change) < 1000 else f"{change:+.2e} %"
+
+
+def share(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f} %"
+
+
+def size(nbytes: int | None) -> str | None:
+    if nbytes is None:
+        return None
+    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+    large = (f"{nbytes / divisor:.1f} {unit}" for unit, divisor in units if nbytes >= divisor)
+    return next(large, f"{nbytes} B")

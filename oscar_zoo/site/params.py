@@ -22,7 +22,7 @@ NameOrFolder = Annotated[
 Offline = Annotated[bool, OFFLINE]
 TASK = Opt(
     "A benchmark, or the beginning of its name; perplexity; recall.",
-    metavar="NAME",
+    "NAME",
     complete="tasks",
 )
 
@@ -63,7 +63,7 @@ class ListParams(Asked):
         str | None,
         Opt(
             "Only artifacts whose rotations have this model's name.",
-            metavar="MODEL",
+            "MODEL",
             flag="--for",
             complete="names",
         ),
@@ -72,7 +72,7 @@ class ListParams(Asked):
         str | None,
         Opt(
             "Only models of this family; the beginning of its name is enough.",
-            metavar="NAME",
+            "NAME",
             complete="families",
         ),
     ] = None
@@ -81,7 +81,7 @@ class ListParams(Asked):
         Opt(
             "Only artifacts that fit, such as method=wush or family='Qwen3*'. Can be repeated."
             f" Keys: {', '.join(FILTERS)}.",
-            metavar="KEY=PATTERN",
+            "KEY=PATTERN",
             flag="--filter",
         ),
     ] = ()
@@ -183,7 +183,7 @@ class CardParams(Asked):
     _: KW_ONLY
     output: Annotated[
         Path | None,
-        Opt("File to write, such as README.md. What others wrote into it stays.", metavar="FILE"),
+        Opt("File to write, such as README.md. What others wrote into it stays.", "FILE"),
     ] = None
 
 
@@ -215,7 +215,7 @@ class InfoParams(Asked):
         int | None,
         Opt(
             "Say what fits on a GPU of this size, such as 24GiB.",
-            metavar="SIZE",
+            "SIZE",
             read="oscar_zoo.cli.options:parse_memory",
         ),
     ] = None
@@ -294,9 +294,9 @@ class YankParams(WritingParams):
 
     name: Version
     _: KW_ONLY
-    reason: Annotated[str, Opt("Why; told to everybody who asks for it.", metavar="TEXT")]
+    reason: Annotated[str, Opt("Why; told to everybody who asks for it.", "TEXT")]
     replaced_by: Annotated[
-        str | None, Opt("The version of the same hub to use instead.", metavar="NAME:TAG")
+        str | None, Opt("The version of the same hub to use instead.", "NAME:TAG")
     ] = None
 
 
@@ -390,7 +390,7 @@ class SiteParams:
         Path,
         Opt(
             "Folder of the site. A site that is there already is replaced.",
-            metavar="DIR",
+            "DIR",
             shown=True,
         ),
     ] = Path("site")
@@ -400,13 +400,13 @@ class SiteParams:
         Opt(
             f"Hub to show beside what this package knows: {FORMS}. Can be repeated. Without it no"
             " hub is asked.",
-            metavar="HUB",
+            "HUB",
             flag="--hub",
         ),
     ] = ()
     serve: Annotated[bool, Opt("Then serve it on this machine until Ctrl-C.")] = False
     port: Annotated[
         int,
-        Opt("Port of --serve; 0 takes a free one.", metavar="N", least=0, most=65535, shown=True),
+        Opt("Port of --serve; 0 takes a free one.", "N", least=0, most=65535, shown=True),
     ] = 8000
     offline: Offline = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,15 +19,7 @@ from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.outcome import Digest, says
 from oscar_zoo.errors import UsageError
 from oscar_zoo.observer import SILENT, Observer
-from oscar_zoo.registry import score_file
-from oscar_zoo.registry.changes import (
-    Failure,
-    HubState,
-    Version,
-    apply_change,
-    writable_hubs,
-    write_to_each,
-)
+from oscar_zoo.registry import changes, score_file
 from oscar_zoo.registry.hubs.base import Change, Hub
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.score_file import ScoreFile, merged
@@ -34,11 +27,7 @@ from oscar_zoo.site.facts import Name, Score, Size, Status
 from oscar_zoo.site.params import AddScoresParams, DeprecateParams, UnyankParams, YankParams
 
 StateName = Literal["active", "deprecated", "yanked"]
-_VERBS: dict[StateName, str] = {
-    "active": "Offer again",
-    "deprecated": "Deprecate",
-    "yanked": "Yank",
-}
+_VERBS = {"active": "Offer again", "deprecated": "Deprecate", "yanked": "Yank"}
 _LONGEST_REASON = 1000
 
 
@@ -80,7 +69,7 @@ class StatusReport:
     """What oscar-zoo yank, unyank and deprecate print."""
 
     hubs: Annotated[tuple[ChangedVersion, ...], says(_IN_ORDER)]
-    error: Failure = None
+    error: changes.Failure = None
     schema: Literal["oscar-zoo.status/1"] = "oscar-zoo.status/1"
 
 
@@ -89,32 +78,25 @@ class AddedScores:
     """What oscar-zoo scores add prints."""
 
     hubs: Annotated[tuple[ScoredVersion, ...], says(_IN_ORDER)]
-    error: Failure = None
+    error: changes.Failure = None
     schema: Literal["oscar-zoo.scores-added/1"] = "oscar-zoo.scores-added/1"
 
 
 def run(params: YankParams | UnyankParams, observer: Observer = SILENT) -> StatusReport:
-    """Set the status on one hub after the other."""
     state: StateName = "active"
-    said: dict[str, str | None] = {}
+    said: dict[str, Any] = {"name": params.name, "propose": params.create_pr}
     if isinstance(params, YankParams):
         state = "deprecated" if isinstance(params, DeprecateParams) else "yanked"
-        said = {"reason": params.reason, "replaced_by": params.replaced_by}
-
-    def write(hub: Hub) -> ChangedVersion:
-        return set_status(hub, params.name, state, **said, propose=params.create_pr)
-
-    return StatusReport(*write_to_each(writable_hubs(params.hubs), write, "Writing to", observer))
+        said |= {"reason": params.reason, "replaced_by": params.replaced_by}
+    write, hubs = partial(set_status, state=state, **said), changes.writable_hubs(params.hubs)
+    return StatusReport(*changes.write_to_each(hubs, write, "Writing to", observer))
 
 
 def add(params: AddScoresParams, observer: Observer = SILENT) -> AddedScores:
-    """Attach the scores of a file on one hub after the other."""
-    file, what = score_file.load(params.file), path_text(params.file)
-
-    def write(hub: Hub) -> ScoredVersion:
-        return attach_scores(hub, params.name, file, what=what, propose=params.create_pr)
-
-    return AddedScores(*write_to_each(writable_hubs(params.hubs), write, "Writing to", observer))
+    said: dict[str, Any] = {"name": params.name, "propose": params.create_pr}
+    said |= {"file": score_file.load(params.file), "what": path_text(params.file)}
+    write, hubs = partial(attach_scores, **said), changes.writable_hubs(params.hubs)
+    return AddedScores(*changes.write_to_each(hubs, write, "Writing to", observer))
 
 
 def yank(
@@ -122,8 +104,8 @@ def yank(
 ) -> ChangedVersion:
     """Hide exactly one version, `NAME:TAG`, from names; its digest still works, with `reason` as a
     warning."""
-    params = YankParams(name, reason=reason, replaced_by=replaced_by, hubs=_hubs(hub))
-    return run(params).hubs[0]
+    said = {"reason": reason, "replaced_by": replaced_by}
+    return run(YankParams(name, hubs=_hubs(hub), **said)).hubs[0]  # type: ignore[arg-type]
 
 
 def unyank(name: str, *, hub: str | None = None) -> ChangedVersion:
@@ -135,17 +117,15 @@ def deprecate(
     name: str, *, reason: str, hub: str | None = None, replaced_by: str | None = None
 ) -> ChangedVersion:
     """Keep a version, and warn everybody who pulls it."""
-    params = DeprecateParams(name, reason=reason, replaced_by=replaced_by, hubs=_hubs(hub))
-    return run(params).hubs[0]
+    said = {"reason": reason, "replaced_by": replaced_by}
+    return run(DeprecateParams(name, hubs=_hubs(hub), **said)).hubs[0]  # type: ignore[arg-type]
 
 
 def add_scores(
     name: str, file: str | Path, *, hub: str | None = None, propose: bool = False
 ) -> ScoredVersion:
-    """Attach the scores of a score file to exactly one published version, `NAME:TAG`.
-
-    Its digest and its `oscar.json` stay. A value that is there already goes to the history of the
-    new one.
+    """Attach the scores of a score file to exactly one published version, `NAME:TAG`. A value that
+    is there already goes to the history of the new one.
 
     Args:
         name: the version; its digest must be that of the file.
@@ -175,20 +155,15 @@ def set_status(
     propose: bool = False,
 ) -> ChangedVersion:
     """Change the status of one artifact of `hub`; the status it has already is success and writes
-    nothing.
-
-    Args:
-        name: exactly one version: `NAME:TAG`, `<Model>/<tag>` or `[NAME@]sha256:PREFIX`.
-        reason: for people; needed unless `state` is `active`.
-        replaced_by: a version of `hub`, named like `name`, to use instead.
-    """
+    nothing. `name` and `replaced_by`, the version to use instead, are each `NAME:TAG`,
+    `<Model>/<tag>` or `[NAME@]sha256:PREFIX`; only `active` needs no reason."""
     reason = " ".join((reason or "").split())[:_LONGEST_REASON] or None
     if state != "active" and reason is None:
         raise UsageError(
             f"a {state} version needs a reason.", hint='tell people why: --reason "..."'
         )
 
-    def change(now: HubState, entry: IndexEntry) -> tuple[IndexEntry, str]:
+    def change(now: changes.HubState, entry: IndexEntry) -> tuple[IndexEntry, str]:
         artifact, old = entry.artifact_id, entry.status
         instead = None if replaced_by is None else now.exact(replaced_by)
         if instead == artifact:
@@ -217,7 +192,7 @@ def attach_scores(
     """Add the scores of `file`, which is of exactly these bytes, to one artifact of `hub`; `name`
     is as for `set_status`. Scores that it has already are success and write nothing."""
 
-    def change(now: HubState, entry: IndexEntry) -> tuple[IndexEntry, str]:
+    def change(now: changes.HubState, entry: IndexEntry) -> tuple[IndexEntry, str]:
         file.check_same(entry.artifact_id, entry.digest, what=what, where=hub.title)
         scores = merged(entry.scores, file.scores)
         if scores == entry.scores:
@@ -233,7 +208,7 @@ def attach_scores(
 def _amend(
     hub: Hub,
     name: str,
-    change: Callable[[HubState, IndexEntry], tuple[IndexEntry, str]],
+    change: Callable[[changes.HubState, IndexEntry], tuple[IndexEntry, str]],
     *,
     propose: bool,
 ) -> tuple[IndexEntry, dict[str, Any]]:
@@ -241,9 +216,9 @@ def _amend(
     same entry needs nothing. An artifact that the index lacks gets an entry."""
     seen: list[tuple[IndexEntry, int]] = []
 
-    def make(now: HubState) -> Change | None:
+    def make(now: changes.HubState) -> Change | None:
         artifact = now.exact(name)
-        before = now.index.entry(artifact) or Version.on(hub, artifact).entry()
+        before = now.index.entry(artifact) or changes.Version.on(hub, artifact).entry()
         entry, message = change(now, before)
         if entry is before:
             seen.append((entry, now.index.serial))
@@ -252,7 +227,7 @@ def _amend(
         seen.append((entry, index.serial))
         return Change(None, {}, now.root_files(index), now.revision, message, propose)
 
-    written, commit, _ = apply_change(hub, make)
+    written, commit, _ = changes.apply_change(hub, make)
     entry, serial = seen[-1]
     return entry, {
         "hub": hub.name,

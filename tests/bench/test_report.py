@@ -105,7 +105,7 @@ def test_json_csv_and_table_say_the_same(
     ratios = {"int2_over_bf16": pytest.approx(1.6), "int2_over_fp8": pytest.approx(1.2)}
     best = {"bf16": "flashinfer", "fp8": "flashinfer"}
     assert facts["speedup"][0] == {"batch": 1, "context": 8000, **ratios, "best": best}
-    assert report.speedup(LARGE, "bf16") is None and report.speedup(LAST, "fp8") is None
+    assert report.speedup("bf16", LARGE) is None and report.speedup("fp8", LAST) is None
     assert facts["capacity_ratio"]["int2_over_fp8"] == pytest.approx(3.4) and facts["job"] is None
     rows = rows_of(report)
     assert tuple(rows[0]) == COLUMNS and [row["cache"] for row in rows[::3]] == [*CACHES]
@@ -133,10 +133,10 @@ def test_int2_is_compared_with_the_best_backend_of_each_case(
     fa = side("bf16", "fa3", 700_000, *cases, alone=False, job=job(70.0, 40.0))
     sides = [fi, fa, replace(int2, job=job(50.0, 5.0))]
     several = replace(report, sides=sides, bulk=TALK)
-    assert several.compared == ("bf16",) and several.speedup(SMALL, "bf16") == pytest.approx(1.6)
+    assert several.compared == ("bf16",) and several.speedup("bf16", SMALL) == pytest.approx(1.6)
     assert several.capacity_ratio("bf16") == pytest.approx(6.8), "the largest cache"
-    assert several.job_speedup("bf16") == pytest.approx(2)
-    assert several.turn_speedup(1, "bf16") == pytest.approx(8)
+    assert several.speedup("bf16") == pytest.approx(2)
+    assert several.speedup("bf16", turn=1) == pytest.approx(8)
     facts = facts_of(several)
     assert [one["baseline"] for one in facts["sides"]] == ["flashinfer", "fa3", None]
     assert [case["best"]["bf16"] for case in facts["speedup"]] == ["flashinfer", "fa3", None]
@@ -164,7 +164,7 @@ def test_every_turn_of_a_job_is_told(report: Report, capsys: pytest.CaptureFixtu
     assert "FP8 150.0 s · INT2 90.0 s (INT2 2.11 times BF16, 1.67 times FP8)" in out
     assert "INT2 10.0 s, 50% reused (INT2 9.00 times BF16, 5.00 times FP8)" in out
     report.sides[2].job = JobResult(refused="needs more")
-    assert report.job_speedup("bf16") is None and "needs more" in as_csv(report)
+    assert report.speedup("bf16") is None and "needs more" in as_csv(report)
 
 
 def test_a_cpu_gives_no_ratio(report: Report, capsys: pytest.CaptureFixture[str]) -> None:

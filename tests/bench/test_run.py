@@ -111,7 +111,7 @@ def test_the_job_after_the_cases_is_kept_and_named(run: Run) -> None:
     turns = [{"seconds": 2.5, "reused": 0.0}, {"seconds": 0.5, "reused": 0.9}]
     done = run(UP, FIRST, REFUSED, {"bulk": {"turns": turns}}, {"done": True}, bulk=True)
     assert done.error is None and done.job == JobResult((Turn(2.5, 0.0), Turn(0.5, 0.9)))
-    assert done.job_seconds == 3.0
+    assert done.time() == 3.0
     late = run(UP, FIRST, REFUSED, then="time.sleep(60)", limit=1, bulk=True)
     assert late.error == "the job took longer than 1 s" and late.job is None
 

@@ -197,12 +197,12 @@ def test_the_made_artifact_passes_verification(tmp_path: Path) -> None:
 
 
 def test_what_prepares_images_and_text_comes_along_and_weights_do_not(tmp_path: Path) -> None:
-    (tmp_path / "m").mkdir()
     (tmp_path / "given").mkdir()
     for name in ("preprocessor_config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / "given" / name).write_text(name)
-    sides.copy_what_prepares_input(tmp_path / "given", tmp_path / "m")
+    sides.write_model(tmp_path / "m", {}, longest=1, source=tmp_path / "given")
     assert {path.name: path.read_text() for path in (tmp_path / "m").iterdir()} == {
+        "config.json": "{}",
         "preprocessor_config.json": "preprocessor_config.json",
         "tokenizer.json": "tokenizer.json",
     }

@@ -213,9 +213,10 @@ def test_an_early_end_says_that_answers_are_kept(
     notes: list[str] = []
     observer: Any = SimpleNamespace(advance=lambda *_: None, note=lambda n: notes.append(n.text))
     monkeypatch.setattr(harness, "run_arm", ended)
-    one: Any = SimpleNamespace(task=None, settings=None, place=Path("a"), requests=1)
+    given = dict.fromkeys(("task", "settings", "answers"))
+    one: Any = SimpleNamespace(**given, place=Path("a"), requests=1)
     with pytest.raises(type(error)) as raised:
-        suite.ask_one("int2", one, None, None, "label", observer)  # type: ignore[arg-type]
+        suite.ask_one("int2", one, None, "label", observer)  # type: ignore[arg-type]
     (said,) = notes or raised.value.__notes__
     assert said.startswith("answers until now are kept")
 

@@ -20,7 +20,6 @@ from cli_output import TINY, Cli, parsed
 from hub_uses import publish
 from tiny_artifacts import artifact_files, write_folder
 
-import oscar_zoo.site.scores  # noqa: F401 (it would keep what the tests put in place of describe)
 from oscar_zoo import errors, paths
 from oscar_zoo.artifact.names import ArtifactId, Reference, is_path, parse_digest
 from oscar_zoo.cli import main

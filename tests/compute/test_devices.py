@@ -40,7 +40,7 @@ from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord, merge_files
 from oscar_zoo.compute.report.build import report_of, report_of_moments, save_report
 from oscar_zoo.compute.select.choose import choose
-from oscar_zoo.evaluate import run
+from oscar_zoo.evaluate import caches
 from oscar_zoo.evaluate.generate import greedy_generate, prefill_log_probabilities
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
@@ -182,7 +182,7 @@ def test_moments_are_saved_merged_drawn_and_fitted_again(
 
 def test_an_evaluation_and_a_server_are_simulated(loaded: LoadedModel, elsewhere: None) -> None:
     cache = CacheSpec(hadamard_set(loaded.block, "k"), hadamard_set(loaded.block, "v"), RECIPE)
-    report = run.evaluate(
+    report = caches.evaluate(
         loaded,
         TEXT.read_text("utf-8")[:9000],
         artifact=None,

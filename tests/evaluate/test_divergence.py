@@ -14,9 +14,13 @@ from tiny_models import write_model
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths, Windows
 from oscar_zoo.compute.select.widths import SIDES, widths_of
-from oscar_zoo.evaluate import changed_layers
-from oscar_zoo.evaluate.changed_layers import divergences_of_changes
-from oscar_zoo.evaluate.measure import TaskPrompt, exact_predictions, measure_divergence
+from oscar_zoo.evaluate import measure
+from oscar_zoo.evaluate.measure import (
+    TaskPrompt,
+    divergences_of_changes,
+    exact_predictions,
+    measure_divergence,
+)
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import LoadedModel, load_model
@@ -100,7 +104,7 @@ def test_branches_of_one_run_are_whole_runs_to_the_bit(
     assert model.streamed is streamed
     exact, base, ticks = exact_predictions(model, PROMPTS), cache(model), []
     changes = [(layer, cache(model, raised(layer))) for layer in range(LAYERS)]
-    monkeypatch.setattr(changed_layers, "BRANCH_BYTES", 3 * TOKENS * 2 * 32 * 4)
+    monkeypatch.setattr(measure, "BRANCH_BYTES", 3 * TOKENS * 2 * 32 * 4)
     found = divergences_of_changes(model, exact, base, changes, tick=lambda: ticks.append(0))
     want = [measure_divergence(model, exact, spec) for _, spec in changes]
     assert found == want
@@ -125,16 +129,16 @@ def test_branches_that_run_together_give_the_same(
     exact = exact_predictions(model, prompts)
     alone = divergences_of_changes(model, exact, base, changes)
     batches = []
-    run = changed_layers.advance_together
+    run = measure.advance_together
     monkeypatch.setattr(
-        changed_layers,
+        measure,
         "advance_together",
         lambda states, *given, **options: (
             batches.append(len(states)),
             run(states, *given, **options),
         ),
     )
-    monkeypatch.setattr(changed_layers, "BATCH_TOKENS", {"cpu": 2 * TOKENS})
+    monkeypatch.setattr(measure, "BATCH_TOKENS", {"cpu": 2 * TOKENS})
     together = divergences_of_changes(model, exact, base, changes)
     assert max(batches) > 1
     for one, other in zip(together, alone, strict=True):
@@ -147,5 +151,5 @@ def test_layers_that_cannot_be_taken_apart_give_the_same(
     exact = exact_predictions(loaded, PROMPTS)
     change = [(1, cache(loaded, raised(1)))]
     want = divergences_of_changes(loaded, exact, cache(loaded), change)
-    monkeypatch.setattr(changed_layers, "known_plan", lambda *given: None)
+    monkeypatch.setattr(measure, "known_plan", lambda *given: None)
     assert divergences_of_changes(loaded, exact, cache(loaded), change) == want

@@ -119,7 +119,6 @@ def test_documents_answer_the_question_that_is_asked() -> None:
     [
         ("multi-key", 200, "have no room"),
         ("single", 20_000, "the text has"),
-        ("needle", LENGTH, "no family is called"),
     ],
 )
 def test_what_has_no_room_is_refused(family: str, length: int, said: str) -> None:

@@ -15,10 +15,10 @@ from tiny_models import EXAMPLE, write_model
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
+from oscar_zoo.evaluate.caches import evaluate
 from oscar_zoo.evaluate.in_process import settings_of
 from oscar_zoo.evaluate.measure import measure
 from oscar_zoo.evaluate.questions import Perplexity
-from oscar_zoo.evaluate.run import evaluate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
 

@@ -65,7 +65,7 @@ def right(reference: ReferenceRun) -> ServerRun:
 
 @pytest.fixture
 def judge(reference: ReferenceRun) -> Judge:
-    return partial(compare, reference=reference, recent=RECENT)
+    return partial(compare, reference=reference)
 
 
 def shifted(scored: tuple[Scored, ...], factor: float) -> tuple[Scored, ...]:
@@ -126,11 +126,12 @@ def test_a_model_with_states_reuses_up_to_the_last_saved_state(
 ) -> None:
     folder = write_architecture("lfm2", tmp_path / "lfm2", dtype="float32")
     model = load_model(str(folder), dtype="float32")
-    spec = CacheSpec(None, None, ServingRecipe(group_size=16, clip=CLIP))
+    windows = Windows(sink=4, recent=RECENT)
+    spec = CacheSpec(None, None, ServingRecipe(group_size=16, clip=CLIP, windows=windows))
     reference = ReferenceRun(model, spec, QUESTIONS)
     for cached, fine in ((0, True), (36, True), (42, True), (43, False)):
         run = reusing(replace(right, cold=(), warm=()), cached)
-        lines = compare(run, reference, recent=RECENT).violations
+        lines = compare(run, reference).violations
         assert any("a turn reused" in line for line in lines) != fine
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.errors import ServerFailed, UsageError
 from oscar_zoo.evaluate import servers
@@ -37,18 +36,18 @@ def test_one_of_several_servers_may_fail_and_the_only_one_may_not(
     good, bad = ServerVariant(), ServerVariant(chunk=64, radix=False)
 
     @contextmanager
-    def start(flags: UserFlags, news: object) -> Iterator[Any]:
-        if "--chunked-prefill-size=64" in flags.words:
+    def start(words: tuple[str, ...], news: object) -> Iterator[Any]:
+        if "--chunked-prefill-size=64" in words:
             raise ServerFailed("it died.", hint="see the log")
         yield SimpleNamespace(client="client")
 
     monkeypatch.setattr(servers, "own_server", start)
     monkeypatch.setattr(servers, "_ask", lambda client, *_, radix: (client, radix))
-    served: Any = SimpleNamespace(device="cpu", wanted=lambda log, flags, timeout, **_: flags)
+    served: Any = SimpleNamespace(device="cpu", wanted=lambda log, *words, **_: words)
     questions: Any = SimpleNamespace(longest=9)
 
     def ask(*wanted: ServerVariant) -> Any:
-        return servers.ask_own_servers(wanted, served, questions, UserFlags(()), 1.0, SILENT)
+        return servers.ask_own_servers(wanted, served, questions, SILENT)
 
     runs, failures = ask(bad, good)
     assert runs == [("client", True)]

@@ -11,8 +11,7 @@ from tiny_models import EXAMPLE
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.session_text import is_call, schemas, write_session
-from oscar_zoo.evaluate.sessions import Session, measure_sessions
+from oscar_zoo.evaluate.sessions import Session, is_call, measure_sessions, schemas, write_session
 from oscar_zoo.models.loading import load_model
 
 FILES = {

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from raw_server import closed_port
 
 from oscar_zoo.errors import HubUnreachable, NetworkError
-from oscar_zoo.evaluate.benchmarks.data import hub_rows
+from oscar_zoo.evaluate.benchmarks.tasks import hub_rows
 from oscar_zoo.models import model_hub
 
 ROOT = Path(__file__).resolve().parents[2]

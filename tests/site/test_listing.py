@@ -50,7 +50,7 @@ def test_the_best_score_comes_first_as_on_the_board(
     rows = cli.json(0, *words)["artifacts"]
     assert [row["id"] for row in rows] == [str(first), str(second), str(BARE)]
     board = oscar_zoo.leaderboard(task, hubs=hub)
-    assert [place.entry.id for place in board.places] == [first, second]
+    assert [place.id for place in board.places] == [first, second]
     assert f"{board.task} BF16 → INT2" in cli(0, *words)
 
 

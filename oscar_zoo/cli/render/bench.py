@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.engines.sglang.launch.starting import log_file
 from oscar_zoo.engines.sglang.offline_process import Case
 from oscar_zoo.evaluate.bench.load import LoadReport, Usage
-from oscar_zoo.evaluate.bench.measuring import side_log
 from oscar_zoo.evaluate.bench.report import LABELS, Cache, CaseResult, Number, Report, Side
 
 STOPPED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}
@@ -47,7 +47,7 @@ def print_failures(report: Report) -> None:
         what = f"stopped by {STOPPED[report.stopped]}{where}; what was measured until then is kept"
         terminal.print_error("interrupted", what, None, as_json=False)
     for side in failed:
-        log = f"log: {side_log(side)}"
+        log = f"log: {log_file(side.log)}"
         terminal.print_error("server", f"{side.label}: {side.error}.", log, as_json=False)
 
 
@@ -57,7 +57,7 @@ def _cells(report: Report, side: Side, case: Case) -> list[str]:
         return ["-"] * 3 + [""] * len(report.compared)
     per_token, rate, ratios = found.ms_per_token, found.tokens_per_second, list[str]()
     for cache in report.compared:
-        speedup = report.speedup(case, cache) if side.cache == "int2" else None
+        speedup = report.speedup(cache, case) if side.cache == "int2" else None
         ratios.append(f"{speedup:.2f} x" if speedup else "")
     return [
         f"{found.ttft_s:,.3f} s{_spread(found, 'ttft_s')}",
@@ -95,9 +95,9 @@ def _job(report: Report) -> list[str]:
     for side in report.sides:
         refused = side.job.refused if side.job else None
         missing = terminal.clean(refused) if refused else "not measured"
-        seconds = side.job_seconds
+        seconds = side.time()
         parts.append(f"{side.label} {missing if seconds is None else f'{seconds:,.1f} s'}")
-    ratios = _times(report, report.job_speedup)
+    ratios = _times(report, report.speedup)
     lines = [f"Job       {report.bulk}: {' · '.join(parts)}{ratios}"]
     for number in range(report.bulk.turns if report.bulk.turns > 1 else 0):
         parts = [
@@ -105,7 +105,7 @@ def _job(report: Report) -> list[str]:
             for side in report.sides
             if (turn := side.turn(number)) is not None
         ]
-        ratios = _times(report, partial(report.turn_speedup, number))
+        ratios = _times(report, partial(report.speedup, turn=number))
         lines.append(f"  Turn {number + 1:<3} {' · '.join(parts) or 'not measured'}{ratios}")
     return lines
 

@@ -107,13 +107,13 @@ def print_board(board: Leaderboard, params: LeaderboardParams, *, quiet: bool) -
     head = f"{'#':>{width}}  ARTIFACT"
     right = tuple(range(2, 4 + len(compared)))
     table = terminal.table(head, "REPORTED BY", "BF16", "INT2", *compared, right=right)
-    for rank, place in enumerate(board.places, 1):
+    for place in board.places:
         score = place.score
         cells = (
-            f"{rank:>{width}}  {place.entry.id.reference}",
+            f"{place.rank:>{width}}  {place.id.reference}",
             score.who or score.reporter.replace("_", " "),
             value_text(score.baseline) or "-",
-            (value_text(score) or "-") + ("ᶜ" if place.is_calibrated_on else ""),
+            (value_text(score) or "-") + ("ᶜ" if place.calibrated_on else ""),
             *(_change(place) if of_text else _difference(score)),
         )
         table.add_row(*map(terminal.clean, cells))
@@ -126,7 +126,7 @@ def _explain(board: Leaderboard) -> None:
     unit = "" if first.unit == first.metric else f" in {first.unit}"
     what = "smallest change over BF16" if board.task == PERPLEXITY else "highest with INT2"
     terminal.prose(f"{board.task}: {first.metric}{unit}, the {what} first")
-    if any(place.is_calibrated_on for place in board.places):
+    if any(place.calibrated_on for place in board.places):
         terminal.prose("ᶜ the rotation was fitted on a text with questions of this benchmark")
     for error in board.unreachable:
         terminal.note(f"note: {error.message}")

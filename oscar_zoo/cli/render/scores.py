@@ -11,8 +11,8 @@ from oscar_zoo.cli.render.site import print_failure
 from oscar_zoo.next_step import Compute, capitalized
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.score_file import is_lower_better, value_text
+from oscar_zoo.site.info import ScoresReport
 from oscar_zoo.site.params import AddScoresParams, ScoresParams
-from oscar_zoo.site.scores import ScoresReport
 from oscar_zoo.site.status import AddedScores
 
 _REPORTERS = {

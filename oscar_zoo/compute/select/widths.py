@@ -34,13 +34,13 @@ from oscar_zoo.compute.select import rule
 from oscar_zoo.compute.select.choose import SAMPLE_BYTES, heldout_task, judged, recall_task
 from oscar_zoo.compute.select.decision import WIDTHS_RULE, Choice, WidthChoice
 from oscar_zoo.compute.select.rule import Verified, standard_error, worst
-from oscar_zoo.evaluate.caches import CONTEXTS, bits_with_windows, stored_bits
-from oscar_zoo.evaluate.changed_layers import divergences_of_changes
+from oscar_zoo.evaluate.caches import CONTEXTS
 from oscar_zoo.evaluate.measure import (
     ExactPredictions,
     Measurement,
     Task,
     TaskPrompt,
+    divergences_of_changes,
     exact_predictions,
     mean_of,
     measure,
@@ -268,9 +268,9 @@ class _Runner:
                 others = divergences_of_changes(self._model, self._answers, two, changed, tick=tick)
                 for told, one in zip(shares, others, strict=True):
                     told[-1] = share(answers, one)
-        floor = stored_bits(two, block)
+        floor = two.stored_bits(block)
         slots = [
-            Slot(index, side, stored_bits(spec, block) - floor, told[0], fmean(told))
+            Slot(index, side, spec.stored_bits(block) - floor, told[0], fmean(told))
             for (index, side), spec, told in zip(self._slots, specs, shares, strict=True)
         ]
         return Curve.of(found, floor, slots)
@@ -322,7 +322,7 @@ class _Runner:
             gains_v=None if curve is None or self._latent else _gains(curve, "v"),
             steps=tuple(self._ends() if curve is None else self._steps(curve)),
             chosen=steps,
-            bits_at={str(length): bits_with_windows(cache, block, length) for length in CONTEXTS},
+            bits_at={str(length): cache.bits_at(block, length) for length in CONTEXTS},
         )
         return WidthChoice(cache.recipe, selection, self._base, self._found[raised])
 

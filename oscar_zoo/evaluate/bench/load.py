@@ -30,6 +30,7 @@ from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS, Server
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.bench.report import Stopped
+from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.models import hardware
 
 SETTLE = 120.0
@@ -48,13 +49,12 @@ GROWTH = 256 << 20
 PREFIXES = 8
 FRESH_SHARE = 0.1
 """Share of the prompts that have no shared prefix."""
+PROBES = 3
 MOST_MESSAGES = 20
 """Number of different errors that are kept."""
 END = b"data: [DONE]"
-PROC = Path("/proc")
 SAMPLE_PAUSE = 1.0
 """Seconds between two samples of memory."""
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,8 @@ class Drain:
 
 @dataclass
 class Call:
-    """One request and what became of it: its prompt, the tokens it generates, and after how many
-    its client hangs up (`None`: never); then the new tokens that arrived, seconds to the first of
-    them, whether its client hung up, and what went wrong."""
+    """One request, whose client hangs up after so many tokens, and what became of it: the new
+    tokens that arrived, seconds to the first of them, and what went wrong."""
 
     prompt: tuple[int, ...]
     new_tokens: int
@@ -135,9 +134,7 @@ class Call:
             connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
             if self.hang_up == 0:
                 self.hung_up = True
-                return self
-            response = connection.getresponse()
-            if response.status == 200:
+            elif (response := connection.getresponse()).status == 200:
                 self._read(response, began, started)
             else:
                 self.error = f"status {response.status}: {_words(response.read(400))}"
@@ -257,14 +254,13 @@ class LoadReport:
             self.new_tokens += call.tokens
             if call.first_token_s is not None:
                 self.first_token_s.append(call.first_token_s)
-            if call.error is not None:
-                known = call.error in self.errors or len(self.errors) < MOST_MESSAGES
-                message = call.error if known else "other errors"
-                self.errors[message] = self.errors.get(message, 0) + 1
-            elif call.hung_up:
-                self.aborted += 1
-            else:
-                self.finished += 1
+            if call.error is None:
+                self.aborted += call.hung_up
+                self.finished += not call.hung_up
+                return
+            known = call.error in self.errors or len(self.errors) < MOST_MESSAGES
+            message = call.error if known else "other errors"
+            self.errors[message] = self.errors.get(message, 0) + 1
 
 
 def measure(
@@ -275,12 +271,10 @@ def measure(
     *,
     gpus: range = range(0),
 ) -> LoadReport:
-    """Put the load of `report` on a healthy server that nobody else uses, and end it.
-
-    A signal that comes after the first answer of the load ends it early, and what was measured
-    until then is returned.
-    """
-    load, asked = report.load, probes(report.load)
+    """Put the load of `report` on a healthy server that nobody else uses, and end it. A signal that
+    comes after the first answer ends it early, and what was measured until then is returned."""
+    # The same prompts before and after the load.
+    load, asked = report.load, list(itertools.islice(calls(report.load, -1), PROBES))
     answers = [_alone(client, call) for call in asked]
     client.flush()
     report.free_tokens = FreeTokens(client.free_tokens())
@@ -289,12 +283,10 @@ def measure(
         done, total = min(int(seconds), int(load.seconds)), int(load.seconds)
         progress(done, total, f"{report.requests:,} requests")
 
-    began = time.monotonic()
     samples: tuple[list[int], list[int]] = ([], [])
     try:
         with watched(child.group, gpus) as samples:
-            run_load(client, load, tell, report)
-        report.seconds = time.monotonic() - began
+            run_load(client, report, tell)
         if child.returncode is not None:
             raise ServerFailed(
                 f"the server ended under load ({child.status}).", hint=f"log: {child.log}"
@@ -308,7 +300,6 @@ def measure(
     except (KeyboardInterrupt, SystemExit) as error:
         if not report.requests:
             raise
-        report.seconds = report.seconds or time.monotonic() - began
         report.stopped = "SIGINT" if isinstance(error, KeyboardInterrupt) else "SIGTERM"
     report.host_memory, report.gpu_memory = map(usage, samples)
     return report
@@ -321,10 +312,8 @@ def _alone(client: ServerClient, call: Call) -> tuple[int, ...]:
 
 
 def free_when_idle(client: ServerClient, before: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Free tokens with an empty prefix cache once nothing runs; `None` if something still runs.
-
-    Fewer than `before` are returned only after they were missing for `LEAKED` seconds.
-    """
+    """Free tokens with an empty prefix cache once nothing runs; `None` if something still runs, and
+    fewer than `before` only after they were missing for `LEAKED` seconds."""
     deadline = time.monotonic() + SETTLE
     free, since = None, 0.0
     while True:
@@ -400,24 +389,18 @@ def calls(load: Load, number: int) -> Iterator[Call]:
         yield Call(prompt, new_tokens, hang_up)
 
 
-def probes(load: Load, number: int = 3) -> list[Call]:
-    """Requests whose answers must be the same before and after a load."""
-    return list(itertools.islice(calls(load, -1), number))
-
-
 def run_load(
     client: ServerClient,
-    load: Load,
+    report: LoadReport,
     tick: Callable[[LoadReport, float], None] = lambda report, seconds: None,
-    into: LoadReport | None = None,
 ) -> LoadReport:
-    """Let all clients run until time is over and their last requests ended.
+    """Let all clients of the load of `report` run until time is over and their last requests ended.
 
     `tick` is called about twice a second, with the counts so far and the seconds passed. What it
     raises, and a signal, ends the load: clients begin no other request, and what their last ones
     become is not counted.
     """
-    report, began, over = into or LoadReport(load), time.monotonic(), threading.Event()
+    load, began, over = report.load, time.monotonic(), threading.Event()
 
     def one(number: int) -> None:
         for call in calls(load, number):
@@ -440,6 +423,7 @@ def run_load(
                 tick(report, time.monotonic() - began)
     finally:
         over.set()
+        report.seconds = time.monotonic() - began
     return report
 
 
@@ -449,17 +433,16 @@ def _words(data: bytes) -> str:
 
 def usage(samples: Sequence[int]) -> Usage | None:
     """The usage that equally spaced `samples` show, or `None` without samples."""
-    if not samples:
+    if (n := len(samples)) == 0:
         return None
-    n = len(samples)
     middle, end = samples[n // 3 : max(n // 2, n // 3 + 1)], samples[-max(1, n // 6) :]
     return Usage(int(statistics.median(middle)), int(statistics.median(end)), max(samples))
 
 
-def group_memory(group: int, proc: Path = PROC) -> int:
+def group_memory(group: int) -> int:
     """Resident bytes of all processes of a process group, shared pages counted in each."""
     total, page = 0, os.sysconf("SC_PAGE_SIZE")
-    for place in proc.glob("[0-9]*"):
+    for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):  # gone meanwhile
             fields = (place / "stat").read_text().rpartition(") ")[2].split()
             if int(fields[2]) == group:
@@ -468,8 +451,7 @@ def group_memory(group: int, proc: Path = PROC) -> int:
 
 
 def gpu_memory(numbers: range) -> int | None:
-    """Bytes in use on the GPUs with these numbers, by whomever, as `nvidia-smi` says; `None`
-    without them."""
+    """Bytes in use on the GPUs with these numbers, by whomever; `None` without them."""
     found = hardware.visible(hardware.gpus())[numbers.start : numbers.stop]
     return sum(gpu.memory - gpu.free for gpu in found) if found else None
 

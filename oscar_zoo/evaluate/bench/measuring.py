@@ -1,9 +1,8 @@
 """Compare stock SGLang or vLLM with a BF16 and an FP8 cache, and with an INT2 cache, on this
 machine; or put many clients on an INT2 server of our own, and see what does not hold.
 
-Both measure a model and an artifact that are real, or made up here. On a CPU the memory is judged
-as `serve` judges it. `serve` also takes a large model on a CPU that nobody named, because a server
-may be asked for one answer; a benchmark asks for thousands.
+Both measure a model and an artifact that are real, or made up here. Unlike `serve`, neither takes a
+large model on a CPU that nobody named: they ask for thousands of answers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from oscar_zoo.artifact.durable import check_file
 from oscar_zoo.artifact.specs import Geometry
@@ -61,6 +60,8 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
     check_files(params)
     (require_vllm if of_vllm else require_serve)()
     longest = max(case.context + params.new_tokens for case in cases)
+    asked: Any = {"cases": cases, "bulk": bulk}
+    asked |= {"new_tokens": params.new_tokens, "repeats": params.repeats}
     with starting.private_folder() as private:
         longest = max(longest, bulk.longest if bulk else 1)
         subject = find_subject("bench serve", params, private, observer, longest=longest)
@@ -79,16 +80,13 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
             recipe=subject.model.recipe,
             device=device,
             kernels=starting.kernels_folder(),
-            cases=cases,
-            new_tokens=params.new_tokens,
-            repeats=params.repeats,
             requests=requests,
             port=plan.free_port(),
             revision=params.revision,
             flags=flags,
-            bulk=bulk,
             gpu=gpu,
             engine=params.engine,
+            **asked,
         )
         usual = () if of_vllm else (starting.BACKENDS[device],)
         chosen = sides.all_sides(caches, baselines or usual)
@@ -97,18 +95,14 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
             weights="random" if subject.random_weights else "loaded",
             artifact=MeasuredArtifact(subject.label, artifact.verified.digest),
             device=device_name(device, gpu),
-            new_tokens=params.new_tokens,
-            cases=cases,
             sides=[],
-            repeats=params.repeats,
-            bulk=bulk,
+            **asked,
         )
         _measure_all(report, chosen, partial(_measure, engines, params.timeout, private, observer))
     return report
 
 
 def load(params: BenchLoadParams, observer: Observer = SILENT) -> LoadReport:
-    """Start an INT2 server, let the clients work with it, and end it with SIGTERM."""
     params = _checked(params)
     flags = UserFlags(params.engine_flags)
     require_serve()
@@ -143,7 +137,7 @@ def load(params: BenchLoadParams, observer: Observer = SILENT) -> LoadReport:
 
 def _checked(params: _P) -> _P:
     """`params` with the artifact and the engine flags in their places: click takes the first flag
-    for the artifact if none was named. Refuses what means nothing to measure, or too much."""
+    for the artifact if none was named."""
     if params.artifact is not None and str(params.artifact).startswith("-"):
         flags = (str(params.artifact), *params.engine_flags)
         params = replace(params, artifact=None, engine_flags=flags)
@@ -157,7 +151,6 @@ def _checked(params: _P) -> _P:
 
 
 def cases_of(params: BenchServeParams) -> tuple[Case, ...]:
-    """Those of `--cases`, or every `--batch` with every `--context`."""
     if params.cases is None:
         batches = numbers("--batch", params.batch or "1,16")
         contexts = numbers("--context", params.context or "8000,30000")
@@ -178,14 +171,13 @@ def cases_of(params: BenchServeParams) -> tuple[Case, ...]:
 
 
 def caches_of(text: str) -> tuple[Cache, ...]:
-    known: dict[str, Cache] = {cache: cache for cache in CACHES}
     names = dict.fromkeys(listed(text.lower()))
-    if not known.keys() >= names.keys():
+    if not {*names} <= {*CACHES}:
         raise UsageError(
             f"--caches {text!r} is not a list of caches.",
-            hint=f"name one or more of {', '.join(known)}",
+            hint=f"name one or more of {', '.join(CACHES)}",
         )
-    return tuple(known[name] for name in names)
+    return tuple(cast("Cache", name) for name in names)
 
 
 def bulk_of(job: str | None, turns: int) -> Bulk | None:
@@ -279,7 +271,6 @@ def find_subject(
 
 
 def _write_model(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
-    """Write the configuration of a model without weights; the geometry of its cache."""
     source = Path(choice.source)
     if source.is_dir():
         config = config_file.read_config(source)
@@ -290,9 +281,8 @@ def _write_model(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
             f"the shapes of {choice.source} are not known here.",
             hint="give a folder that holds its config.json",
         )
-    sides.write_model(folder, config, longest=longest)
-    if source.is_dir():
-        sides.copy_what_prepares_input(source, folder)
+    given = source if source.is_dir() else None
+    sides.write_model(folder, config, longest=longest, source=given)
     return geometry_of_folder(folder, choice.model_id)
 
 
@@ -326,10 +316,6 @@ def pick_device(
     return device, gpu
 
 
-def side_log(side: Side) -> Path:
-    return starting.log_file(f"bench-{side.name}")
-
-
 def _measure_all(report: Report, chosen: Sequence[Side], measure: Callable[[Side], None]) -> None:
     """Measure the sides into `report`. A signal ends it early; one that comes before there is any
     figure to keep is raised, and so is the refusal of a flag."""
@@ -350,7 +336,7 @@ def _measure_all(report: Report, chosen: Sequence[Side], measure: Callable[[Side
 def _measure(
     engines: sides.Engines, limit: float, private: Path, observer: Observer, side: Side
 ) -> None:
-    log, job = side_log(side), sides.job(side, engines, private)
+    log, job = starting.log_file(side.log), sides.job(side, engines, private)
     facts = {"cache": side.cache, "baseline": side.backend, "log": str(log)}
     name = "vLLM" if engines.engine == "vllm" else "SGLang"
     text = f"{side.label}: starting {name} (log: {log})"

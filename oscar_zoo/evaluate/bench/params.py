@@ -63,41 +63,39 @@ class BenchServeParams(Hubs, BenchDevice):
     _: KW_ONLY
     engine_flags: EngineFlags = ()
     engine: Annotated[Engine, Opt("What is measured.", shown=True)] = "sglang"
-    batch: Annotated[
-        str | None, Opt("Requests at the same time.  [default: 1,16]", metavar="N,...")
-    ] = None
-    context: Annotated[
-        str | None, Opt("Tokens of a prompt.  [default: 8000,30000]", metavar="N,...")
-    ] = None
+    batch: Annotated[str | None, Opt("Requests at the same time.  [default: 1,16]", "N,...")] = None
+    context: Annotated[str | None, Opt("Tokens of a prompt.  [default: 8000,30000]", "N,...")] = (
+        None
+    )
     cases: Annotated[
         str | None,
         Opt(
             "Measure these, such as 1x100000,64x8000, in place of every batch with every context.",
-            metavar="NxPROMPT,...",
+            "NxPROMPT,...",
         ),
     ] = None
     new_tokens: Annotated[
-        int, Opt("Tokens every request generates.", metavar="N", least=8, most=100_000, shown=True)
+        int, Opt("Tokens every request generates.", "N", least=8, most=100_000, shown=True)
     ] = 96
     repeats: Annotated[
         int,
         Opt(
             "How often each case is timed; the table has medians.",
-            metavar="N",
+            "N",
             least=1,
             most=100,
             shown=True,
         ),
     ] = 3
-    caches: Annotated[
-        str, Opt("Caches to measure, in this order.", metavar="CACHE,...", shown=True)
-    ] = "bf16,fp8,int2"
+    caches: Annotated[str, Opt("Caches to measure, in this order.", "CACHE,...", shown=True)] = (
+        "bf16,fp8,int2"
+    )
     job: Annotated[
         str | None,
         Opt(
             "Also time N requests that all come at once, such as 64x30000x512, until the last is"
             " answered.",
-            metavar="NxPROMPTxANSWER",
+            "NxPROMPTxANSWER",
         ),
     ] = None
     turns: Annotated[
@@ -105,7 +103,7 @@ class BenchServeParams(Hubs, BenchDevice):
         Opt(
             "Turns of the job: every request goes on as a conversation, 64 tokens longer with each"
             " turn.",
-            metavar="N",
+            "N",
             least=1,
             most=16,
             shown=True,
@@ -116,7 +114,7 @@ class BenchServeParams(Hubs, BenchDevice):
         Opt(
             "Measure a model of this shape with random weights: a name of the zoo, or a folder with"
             " a config.json.",
-            metavar="NAME|DIR",
+            "NAME|DIR",
         ),
     ] = None
     model: Model = None
@@ -126,17 +124,17 @@ class BenchServeParams(Hubs, BenchDevice):
         Opt(
             "Attention backends to measure BF16 and FP8 with; INT2 is compared with the best."
             " [default: flashinfer; torch_native on a CPU; what vLLM chooses]",
-            metavar="BACKEND,...",
+            "BACKEND,...",
             flag="--baseline",
         ),
     ] = ()
-    csv: Annotated[File, Opt("Also write the figures to this file.", metavar="FILE")] = None
-    plot: Annotated[File, Opt("Also draw them; needs matplotlib.", metavar="FILE.png")] = None
+    csv: Annotated[File, Opt("Also write the figures to this file.", "FILE")] = None
+    plot: Annotated[File, Opt("Also draw them; needs matplotlib.", "FILE.png")] = None
     timeout: Annotated[
         float,
         Opt(
             "How long the start of an engine may take, each repeat of a case, and the job.",
-            metavar="SECONDS",
+            "SECONDS",
             least=1,
             shown=True,
         ),
@@ -163,43 +161,41 @@ class BenchLoadParams(Hubs, BenchDevice):
     _: KW_ONLY
     engine_flags: EngineFlags = ()
     clients: Annotated[
-        int, Opt("Clients at work at the same time.", metavar="N", least=1, most=2000, shown=True)
+        int, Opt("Clients at work at the same time.", "N", least=1, most=2000, shown=True)
     ] = 200
     seconds: Annotated[
         float,
-        Opt("How long clients begin new requests.", metavar="N", least=1, most=86_400, shown=True),
+        Opt("How long clients begin new requests.", "N", least=1, most=86_400, shown=True),
     ] = 600
     context: Annotated[
         int,
         Opt(
             "Tokens of the longest prompt; they are mixed, and most share a prefix with others.",
-            metavar="N",
+            "N",
             least=2,
             most=1 << 20,
             shown=True,
         ),
     ] = 4000
     new_tokens: Annotated[
-        int, Opt("Tokens of the longest answer.", metavar="N", least=1, most=100_000, shown=True)
+        int, Opt("Tokens of the longest answer.", "N", least=1, most=100_000, shown=True)
     ] = 256
     aborts: Annotated[
         float,
-        Opt(
-            "Of the requests whose client hangs up.", metavar="SHARE", least=0, most=0.9, shown=True
-        ),
+        Opt("Of the requests whose client hangs up.", "SHARE", least=0, most=0.9, shown=True),
     ] = 0.2
     growth: Annotated[
         int,
         Opt(
             "How much more memory the end of the run may take than its middle.",
-            metavar="MIB",
+            "MIB",
             least=1,
             shown=True,
         ),
     ] = 256
     dummy_weights: Annotated[
         str | Path | None,
-        Opt("A model of this shape with random weights, as for bench serve.", metavar="NAME|DIR"),
+        Opt("A model of this shape with random weights, as for bench serve.", "NAME|DIR"),
     ] = None
     model: Model = None
     revision: Revision = None
@@ -207,7 +203,7 @@ class BenchLoadParams(Hubs, BenchDevice):
         float,
         Opt(
             "How long the start may take, and the answer to one request.",
-            metavar="SECONDS",
+            "SECONDS",
             least=1,
             shown=True,
         ),

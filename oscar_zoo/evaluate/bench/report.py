@@ -132,33 +132,35 @@ class Side:
         return self.cache if self.alone else f"{self.cache}-{self.backend}"
 
     @property
+    def log(self) -> str:
+        return f"bench-{self.name}"
+
+    @property
     def label(self) -> str:
         """For people: `BF16`, or `BF16 fa3`."""
         return LABELS[self.cache] if self.alone else f"{LABELS[self.cache]} {self.backend}"
 
     @property
     def measured(self) -> bool:
-        return self.job_seconds is not None or any(result.repeats for result in self.cases)
-
-    @property
-    def job_seconds(self) -> float | None:
-        return None if self.job is None else self.job.seconds
+        return self.time() is not None or any(result.repeats for result in self.cases)
 
     def of(self, case: Case) -> CaseResult | None:
         return next((result for result in self.cases if result.case == case), None)
 
-    def number(self, case: Case, name: Number) -> float | None:
-        value: float | None = getattr(self.of(case), name, None)
-        return value
-
     def turn(self, number: int) -> Turn | None:
-        """Turn 0, 1, ... of the job; `None` when it was not measured."""
         turns = () if self.job is None else self.job.turns
         return turns[number] if number < len(turns) else None
 
-    def turn_seconds(self, number: int) -> float | None:
-        turn = self.turn(number)
-        return None if turn is None else turn.seconds
+    def time(self, case: Case | None = None, turn: int | None = None) -> float | None:
+        """Milliseconds per token of a case, or seconds of a turn of the job, or of all its
+        turns; `None` when they were not measured."""
+        if case is not None:
+            value: float | None = getattr(self.of(case), "ms_per_token", None)
+            return value
+        if turn is None:
+            return None if self.job is None else self.job.seconds
+        found = self.turn(turn)
+        return None if found is None else found.seconds
 
 
 @dataclass(frozen=True)
@@ -216,8 +218,8 @@ class Report:
         return tuple(
             Speedup(
                 **case.model_dump(),
-                **self.ratios(partial(self.speedup, case)),
-                best=self._backends(partial(self.best, case=case)),
+                **self.ratios(partial(self.speedup, case=case)),
+                best=self._backends(case),
             )
             for case in self.cases
         )
@@ -241,9 +243,9 @@ class Report:
         turns = range(self.bulk.turns)
         return JobRatios(
             **self.bulk.model_dump(),
-            **self.ratios(self.job_speedup),
-            best=self._backends(self.best_job),
-            turn_ratios=tuple(self.ratios(partial(self.turn_speedup, one)) for one in turns),
+            **self.ratios(self.speedup),
+            best=self._backends(),
+            turn_ratios=tuple(self.ratios(partial(self.speedup, turn=one)) for one in turns),
         )
 
     @property
@@ -259,47 +261,35 @@ class Report:
         known = "int2" in there and self.not_compared is None
         return tuple(cache for cache in STOCK if known and cache in there)
 
-    def best(self, cache: Cache, case: Case) -> Side | None:
-        """The side with this cache that takes the least time per token, or `None` without any."""
-        return self._least(cache, lambda side: side.number(case, "ms_per_token"))
+    def best(self, cache: Cache, case: Case | None = None) -> Side | None:
+        """The side with this cache that takes the least time for a case, or for the whole job."""
+        timed = [one for one in self.sides if one.cache == cache and one.time(case) is not None]
+        return min(timed, key=lambda one: one.time(case) or 0.0, default=None)
 
-    def best_job(self, cache: Cache) -> Side | None:
-        return self._least(cache, lambda side: side.job_seconds)
+    def speedup(
+        self, over: Cache, case: Case | None = None, turn: int | None = None
+    ) -> float | None:
+        """Time of the best side with the cache `over` over the time with INT2, as `Side.time`
+        has it; a turn is taken from the side with the best whole job."""
+        stock, int2 = self.best(over, case), self.best("int2", case)
+        if stock is None or int2 is None:
+            return None
+        return self._quotient(stock.time(case, turn), int2.time(case, turn))
 
-    def speedup(self, case: Case, over: Cache) -> float | None:
-        """Time of one decode step with the cache `over` over the time with INT2."""
-        return self._ratio(self.best(over, case), lambda side: side.number(case, "ms_per_token"))
-
-    def job_speedup(self, over: Cache) -> float | None:
-        """Throughput of INT2 over the throughput with the cache `over` in the whole job."""
-        return self._ratio(self.best_job(over), lambda side: side.job_seconds)
-
-    def turn_speedup(self, number: int, over: Cache) -> float | None:
-        """The same for one turn of the job, with the side that has the best whole job."""
-        return self._ratio(self.best_job(over), lambda side: side.turn_seconds(number))
+    def capacity(self, cache: Cache) -> int:
+        return max((side.capacity or 0 for side in self.sides if side.cache == cache), default=0)
 
     def capacity_ratio(self, over: Cache) -> float | None:
         """Tokens in the INT2 cache per token in the largest cache `over`."""
-        sizes = {side.cache: side.capacity or 0 for side in self.sides if side.cache == "int2"}
-        largest = max((side.capacity or 0 for side in self.sides if side.cache == over), default=0)
-        return self._quotient(sizes.get("int2"), largest)
+        return self._quotient(self.capacity("int2"), self.capacity(over))
 
     def ratios(self, of: Callable[[Cache], float | None]) -> dict[Any, Any]:
         """A ratio to each stock cache by its name; `None` where it was not measured."""
         return {name: of(cache) for cache, name in RATIOS.items()}
 
-    def _backends(self, best: Callable[[Cache], Side | None]) -> dict[Any, str | None]:
-        return {cache: None if (side := best(cache)) is None else side.backend for cache in STOCK}
-
-    def _least(self, cache: Cache, value: Callable[[Side], float | None]) -> Side | None:
-        sides = [side for side in self.sides if side.cache == cache]
-        known = [(found, n) for n, side in enumerate(sides) if (found := value(side)) is not None]
-        return sides[min(known)[1]] if known else None
-
-    def _ratio(self, stock: Side | None, value: Callable[[Side], float | None]) -> float | None:
-        """The value of a stock side over that of INT2."""
-        int2 = next((side for side in self.sides if side.cache == "int2"), None)
-        return None if stock is None or int2 is None else self._quotient(value(stock), value(int2))
+    def _backends(self, case: Case | None = None) -> dict[Any, str | None]:
+        best = {cache: self.best(cache, case) for cache in STOCK}
+        return {cache: None if side is None else side.backend for cache, side in best.items()}
 
     def _quotient(self, above: float | None, below: float | None) -> float | None:
         """`above / below`, if both were measured and the machine can be compared."""
@@ -343,7 +333,7 @@ def _case_rows(report: Report, side: Side) -> Iterator[dict[str, Any]]:
             ends = result.spread[name] or (None, None)
             row |= {f"{name}_{end}": value for end, value in zip(ENDS, ends, strict=True)}
         if side.cache == "int2":
-            row |= report.ratios(partial(report.speedup, case))
+            row |= report.ratios(partial(report.speedup, case=case))
         yield row | {"note": result.note}
 
 
@@ -363,5 +353,5 @@ def _turn_rows(report: Report, side: Side) -> Iterator[dict[str, Any]]:
             "note": "not measured" if side.job is None else side.job.refused,
         }
         if side.cache == "int2":
-            row |= report.ratios(partial(report.turn_speedup, number))
+            row |= report.ratios(partial(report.speedup, turn=number))
         yield row

@@ -3,11 +3,10 @@ and as processes, whose news are followed until they end.
 
 A side that fails keeps every repeat it measured and says in one line why it ended.
 
-Prompts are random token ids, so no side loads a tokenizer, and the prefix cache is off: every
-prompt is computed. A run with conversations turns it on, with the schedule that finds most prefixes
-in a cache that is too small for all of them. A model without weights and an artifact without data
-are made here too: the time per token does not depend on the numbers in the cache, except that
-experts of a mixture get equal load.
+Prompts are random token ids, so no side loads a tokenizer, and the prefix cache is off. A run with
+conversations turns it on, with the schedule that finds most prefixes in a cache that is too small
+for all of them. A model without weights and an artifact without data are made here too: the time
+per token does not depend on the numbers in the cache, but experts of a mixture get equal load.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from oscar_zoo.engines.vllm import command as vllm
 from oscar_zoo.engines.vllm.register import DTYPE
 from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
 from oscar_zoo.evaluate.bench.report import Cache, CaseResult, Figures, JobResult, Side, Turn
+from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.models import config_file
 from oscar_zoo.models.config_file import POSITIONS, with_positions
 from oscar_zoo.registry.recipe import ModelRecipe, config_of_recipe
@@ -59,6 +59,7 @@ ORDERED = 128
 """Maximum number of waiting requests that SGLang orders by their cached prefixes."""
 BASELINE_ROWS = 256
 """Concurrent requests of a job on a stock side, whose rows cost almost no memory."""
+_POOL = "--max-total-tokens"
 _BACKEND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
@@ -87,6 +88,10 @@ class Engines:
     engine: str = "sglang"
 
 
+_OF_JOB = ("cases", "new_tokens", "repeats", "bulk")
+"""Fields that a job has too."""
+
+
 def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
     for backend in backends:
         if not _BACKEND.fullmatch(backend):
@@ -94,18 +99,17 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
                 f"--baseline {backend!r} is not the name of an attention backend.",
                 hint="for example --baseline flashinfer,fa3,triton",
             )
-    chosen = tuple(dict.fromkeys(backends)) or (None,)
-    found = list[Side]()
-    for cache in dict.fromkeys(caches):
-        if cache == "int2":
-            found.append(Side(cache))
-        else:
-            found += [Side(cache, backend, alone=len(chosen) == 1) for backend in chosen]
-    return found
+    stock = tuple(dict.fromkeys(backends)) or (None,)
+    chosen = {cache: (None,) if cache == "int2" else stock for cache in caches}
+    return [
+        Side(cache, backend, alone=len(several) == 1)
+        for cache, several in chosen.items()
+        for backend in several
+    ]
 
 
 def read_flags(words: Sequence[str], engine: str = "sglang") -> UserFlags:
-    """Read the flags behind `--`, and refuse those that would make the sides differ."""
+    """Those behind `--`; refuses those that would make the sides differ."""
     if engine == "vllm":
         vllm.check_words(words := vllm.spelled(words))
     for word in (word for word in words if word.startswith("--")):
@@ -143,7 +147,12 @@ def arguments(side: Side, engines: Engines) -> tuple[str, ...]:
         flags["--attention-backend"] = str(side.backend)
         flags["--kv-cache-dtype"] = CACHE_TYPES[side.cache]
     flags |= device_flags(engines.device)
-    flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
+    if engines.device == "cpu":  # where no memory fraction fits all cases
+        needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
+        need = max([*needs, engines.bulk.longest if engines.bulk else 1])
+        flags[_POOL] = str(max(int(CPU_FLAGS[_POOL]), 2 * need))
+    else:
+        flags["--sampling-backend"] = "pytorch"
     flags["--max-running-requests"] = str(_rows(side, engines))
     words = engines.flags.words if side.cache == "int2" else engines.flags.without(OURS)
     prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
@@ -163,16 +172,10 @@ def _spelled(flags: Mapping[str, str]) -> list[str]:
 
 
 def job(side: Side, engines: Engines, folder: Path) -> OfflineJob:
-    """What the engine of one side is told; its news are in `folder`."""
     ranks = () if engines.engine == "vllm" else rank_port(engines.flags)
-    return OfflineJob(
-        arguments=(*ranks, *arguments(side, engines)),
-        cases=engines.cases,
-        new_tokens=engines.new_tokens,
-        repeats=engines.repeats,
-        news=str(folder / f"{side.name}.news"),
-        bulk=engines.bulk,
-    )
+    words, news = (*ranks, *arguments(side, engines)), str(folder / f"{side.name}.news")
+    same: Any = {name: getattr(engines, name) for name in _OF_JOB}
+    return OfflineJob(arguments=words, news=news, **same)
 
 
 def command(
@@ -204,14 +207,6 @@ def _rows(side: Side, engines: Engines) -> int:
     waiting = min(engines.bulk.requests if engines.bulk else 1, limit)
     most = max([waiting, *(case.batch + 1 for case in engines.cases)])
     return most if engines.device == "cpu" else max(most, engines.requests)
-
-
-def _pool_flags(engines: Engines) -> dict[str, str]:
-    """The slots of the pool on a CPU, where no memory fraction fits all cases."""
-    needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
-    need = max([*needs, engines.bulk.longest if engines.bulk else 1])
-    usual = int(CPU_FLAGS["--max-total-tokens"])
-    return {"--max-total-tokens": str(max(usual, 2 * need))}
 
 
 ROOM = 128
@@ -248,18 +243,18 @@ def written_config(recipe: ModelRecipe) -> dict[str, Any]:
     }
 
 
-def write_model(folder: Path, config: dict[str, Any], *, longest: int) -> None:
-    """Write `config` to the new folder `folder`, with positions for the `longest` request."""
+def write_model(
+    folder: Path, config: dict[str, Any], *, longest: int, source: Path | None = None
+) -> None:
+    """Write `config` to the new folder `folder`, with positions for the `longest` request, and
+    copy what prepares input from `source`."""
     config = copy.deepcopy(config)
     for part in with_positions(config):
         part[POSITIONS] = max(part[POSITIONS], longest + ROOM)
     folder.mkdir(mode=0o700)
     (folder / config_file.NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
-
-
-def copy_what_prepares_input(source: Path, folder: Path) -> None:
-    for name in PREPARES_INPUT:
-        if (source / name).is_file():
+    for name in PREPARES_INPUT if source else ():
+        if source and (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 
 
@@ -272,8 +267,6 @@ def write_rotations(folder: Path, geometry: Geometry) -> None:
 
 
 POLL_SECONDS = 0.1
-Progress = Callable[[int, int, str], None]
-"""Called with the tokens done, the tokens in all and what is done; a total of 0 means unknown."""
 Arrivals = Sequence[tuple[float, int]]
 """One request: pairs of seconds since all were sent and tokens by then; both ascend."""
 
@@ -283,7 +276,19 @@ def measure(
 ) -> None:
     """Run all cases of `job` in the child of `plan`, and put what was measured, failures included,
     into `side`. `limit` is in seconds for the start, and then for each repeat and the bulk."""
-    news = _News(Path(job.news))
+    offset = 0
+    Path(job.news).touch()
+
+    def news() -> Iterator[dict[str, Any]]:
+        """The complete lines of a growing file, each once; ends at its current end."""
+        nonlocal offset
+        with Path(job.news).open("rb") as stream:
+            stream.seek(offset)
+            for line in stream:
+                if line.endswith(b"\n"):
+                    offset += len(line)
+                    yield json.loads(line)
+
     progress(0, 0, "engine start")
     try:
         with server.running(plan, log) as child:
@@ -291,7 +296,7 @@ def measure(
             while True:
                 ended = child.returncode is not None  # asked before its last words are read
                 with child.signals_wait():
-                    for item in news:
+                    for item in news():
                         if "done" in item or "error" in item:
                             side.error = item.get("error")
                             return
@@ -310,7 +315,7 @@ def measure(
         if isinstance(error, FlagRefused):
             raise
     except (KeyboardInterrupt, SystemExit):
-        for item in news:  # written since the last read
+        for item in news():  # written since the last read
             _take(item, side, job)
         side.error = f"{_doing(side, job)} was interrupted"
         raise
@@ -348,24 +353,6 @@ def _doing(side: Side, job: OfflineJob) -> str:
             which = f", repeat {done + 1} of {job.repeats}" if job.repeats > 1 else ""
             return f"the case {case}{which}"
     return "the end" if side.job is not None or job.bulk is None else "the job"
-
-
-class _News:
-    """The complete lines of a growing file, each once; an iteration ends at its current end."""
-
-    def __init__(self, path: Path) -> None:
-        path.touch()
-        self._path = path
-        self._offset = 0
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        with self._path.open("rb") as stream:
-            stream.seek(self._offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                yield json.loads(line)
 
 
 def figures(requests: Sequence[Arrivals]) -> Figures:

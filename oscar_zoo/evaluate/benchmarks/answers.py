@@ -40,9 +40,8 @@ class Key:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said: the text without its reasoning, `stop` or `length` when the generation
-    cap cut it, tokens as the server counted them, and the log-probability of a given continuation,
-    where nothing was generated."""
+    """What a server said: `finish` is `length` when the generation cap cut it; the log-probability
+    is that of a given continuation, where nothing was generated."""
 
     text: str
     finish: str
@@ -76,11 +75,9 @@ class Answers:
 
     @property
     def day(self) -> str:
-        """`YYYY-MM-DD` of the last answer, in UTC."""
         return datetime.fromtimestamp(self._path.stat().st_mtime, UTC).strftime("%Y-%m-%d")
 
     def get(self, key: Key) -> Answer | None:
-        """The kept answer, or `None`."""
         return self._kept.get(key)
 
     def keep(self, key: Key, answer: Answer) -> None:
@@ -88,18 +85,18 @@ class Answers:
         with self._lock:
             if self._descriptor < 0:
                 return  # it came after the end of the run
-            self._append({"key": asdict(key), "answer": asdict(answer)})
+            self._append(_plain(key, answer))
             self._kept[key] = answer
 
     def close(self) -> None:
-        """Close the file; answers that come later are dropped."""
         with self._lock:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def _append(self, value: dict[str, Any]) -> None:
         with durable.storage_errors(f"cannot write {self._path}"):
-            data = _member(value)
+            line = {**value, "sha256": sha256_hex(strict_json.canonical_bytes(value))}
+            data = gzip.compress(strict_json.canonical_bytes(line) + b"\n", mtime=0)
             while data:
                 data = data[os.write(self._descriptor, data) :]
 
@@ -128,23 +125,18 @@ def open_answers(
 
 
 def request_key(request: Mapping[str, Any]) -> str:
-    """SHA-256 of a request as plain values."""
     return sha256_hex(strict_json.canonical_bytes(dict(request)))
 
 
 def responses_bytes(kept: Iterable[tuple[Key, Answer]]) -> bytes:
     """Answers as one gzip file of lines of JSON, in the given order: the same answers give the same
     bytes, in whatever order they came."""
-    lines = (
-        strict_json.canonical_bytes({"key": asdict(key), "answer": asdict(answer)})
-        for key, answer in kept
-    )
-    return gzip.compress(b"".join(line + b"\n" for line in lines), mtime=0)
+    lines = (strict_json.canonical_bytes(_plain(*one)) + b"\n" for one in kept)
+    return gzip.compress(b"".join(lines), mtime=0)
 
 
-def _member(value: dict[str, Any]) -> bytes:
-    line = {**value, "sha256": sha256_hex(strict_json.canonical_bytes(value))}
-    return gzip.compress(strict_json.canonical_bytes(line) + b"\n", mtime=0)
+def _plain(key: Key, answer: Answer) -> dict[str, Any]:
+    return {"key": asdict(key), "answer": asdict(answer)}
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -177,14 +169,9 @@ def _damaged(path: Path, at: int) -> StorageError:
 
 @dataclass(frozen=True)
 class Generation:
-    """How answers are generated, the same for every cache.
-
-    Attributes:
-        max_new_tokens: tokens of an answer at most, with its reasoning.
-        temperature: 0 for the most likely answer; the rest as in `generation_config.json`, where
-            `top_k` -1 is off.
-        thinking: what the chat template is told, or `None` for its default.
-    """
+    """How answers are generated, the same for every cache: a `temperature` of 0 is for the most
+    likely one; the rest is as in `generation_config.json`, where `top_k` -1 is off; `thinking` is
+    what the chat template is told, `None` for its default."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -196,7 +183,6 @@ class Generation:
 
     @property
     def sampling(self) -> dict[str, float]:
-        """The values that decide how a token is drawn, for requests and records."""
         if self.temperature == 0:
             return {"temperature": 0.0, "repetition_penalty": self.repetition_penalty}
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -206,7 +192,6 @@ class Generation:
 def chat_request(
     messages: Sequence[Mapping[str, str]], generation: Generation, seed: int
 ) -> dict[str, Any]:
-    """What is asked for one answer, in the words of the chat completions API."""
     sampling: dict[str, Any] = dict(generation.sampling)
     if "top_k" in sampling:
         sampling["top_k"] = int(sampling["top_k"])
@@ -224,8 +209,11 @@ def chat_request(
 def ask(client: ServerClient, request: Mapping[str, Any]) -> Answer:
     """The server's answer to messages, or the log-probability of a continuation behind its
     context."""
-    if "messages" not in request:
-        return _log_probability(client, request["context"], request["continuation"])
+    if "messages" not in request:  # spaces between the two belong to the continuation
+        context, continuation = request["context"], request["continuation"]
+        whole, before = client.tokenize(context + continuation), client.tokenize(context.rstrip())
+        scored = client.score(whole, start=max(1, len(before)) - 1)
+        return Answer("", "scored", len(whole), 0, log_probability=sum(scored.values))
     said = client.post("/v1/chat/completions", {"model": client.model_id, **request})
     try:
         choice, usage = said["choices"][0], said["usage"]
@@ -255,12 +243,3 @@ def _split(reasoning: str, content: str, *, asked_to_think: bool | None) -> tupl
     if content.lstrip().startswith("<think>") or (asked_to_think and not reasoning):
         return reasoning + content, ""
     return reasoning, content
-
-
-def _log_probability(client: ServerClient, context: str, continuation: str) -> Answer:
-    """The sum over the tokens of `continuation`; spaces between the two belong to it."""
-    before = context.rstrip()
-    whole = client.tokenize(context + continuation)
-    start = max(1, len(client.tokenize(before)))
-    scored = client.score(whole, start=start - 1)
-    return Answer("", "scored", len(whole), 0, log_probability=sum(scored.values))

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ import lm_eval.api.task
 import numpy as np
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
-from lm_eval.tasks._yaml_loader import _import_fun_from_str, load_yaml
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from oscar_zoo import children
 from oscar_zoo.errors import OscarZooError, UsageError
@@ -41,12 +41,9 @@ from oscar_zoo.evaluate.benchmarks.answers import (
     chat_request,
     request_key,
 )
-from oscar_zoo.evaluate.benchmarks.data import Rows, hub_rows, sample_rows
-from oscar_zoo.evaluate.benchmarks.tasks import MMLU, SAMPLE, Benchmark
+from oscar_zoo.evaluate.benchmarks.tasks import MMLU, SAMPLE, Benchmark, Rows, hub_rows, sample_rows
 from oscar_zoo.evaluate.statistics import Values
 
-CUT = "length"
-"""How an answer ends that the generation cap cut."""
 CHOICES = 4
 """Of a question whose choices are compared."""
 SHUFFLE_SEED = 0
@@ -86,12 +83,7 @@ class ArmResult:
     @property
     def exhausted_rate(self) -> float:
         """The share of answers that the generation cap cut."""
-        return sum(answer.finish == CUT for _, answer in self.used) / len(self.used)
-
-    def longer_than(self, tokens: int) -> float:
-        """The share of requests with more than `tokens` tokens, prompt and answer."""
-        longer = [a.prompt_tokens + a.completion_tokens > tokens for _, a in self.used]
-        return sum(longer) / len(longer)
+        return sum(answer.finish == "length" for _, answer in self.used) / len(self.used)
 
 
 @dataclass(frozen=True)
@@ -114,10 +106,9 @@ def run_arm(
     ask: Ask | None,
     tick: Callable[[], None] = lambda: None,
 ) -> ArmResult:
-    """Every repeat of `task`, asked of the cache `arm`; without `ask`, which asks the server, only
-    kept answers are read."""
-    columns: list[dict[tuple[str, int], float]] = []
-    used: list[tuple[Key, Answer]] = []
+    """Every repeat of `task`, asked of the cache `arm`; without `ask`, which asks the server,
+    raises `AnswersMissing` where not all answers are kept."""
+    columns, used = list[dict[tuple[str, int], float]](), list[tuple[Key, Answer]]()
     for seed in settings.seeds:
         model = KeptModel(arm, seed, settings, answers, ask, tick)
         columns.append(_judge(task, model, settings))
@@ -128,22 +119,21 @@ def run_arm(
     return ArmResult(arm, values, tuple(used))
 
 
-def kept_arm(arm: str, task: LoadedTask, settings: Settings, answers: Answers) -> ArmResult | None:
-    """As `run_arm` from kept answers alone; `None` when one is missing."""
-    try:
-        return run_arm(arm, task, settings, answers, ask=None)
-    except AnswersMissing:
-        return None
-
-
 def load_task(benchmark: Benchmark, rows: Rows | None, *, limit: int | None = None) -> LoadedTask:
     """Read a task of the harness, and give it its questions: `rows`, else the data of the hub or of
     this package, of which every part has at most `limit`."""
     if benchmark.name == SAMPLE and rows is None:
         rows = sample_rows()
-    parts: dict[str, Any] = {}
-    revisions = dict[str, None]()
-    for file in _files(benchmark, with_rows=rows is not None):
+    parts, revisions = dict[str, Any](), dict[str, None]()
+    files = [_TASKS / benchmark.file]
+    if benchmark.name == MMLU:
+        files = sorted(files[0].parent.glob("mmlu_*.yaml"))
+        files = files if rows is None else files[:1]  # all subjects only for the hub's data
+    elif not files[0].is_file():
+        raise UsageError(
+            f"the harness has no task {benchmark.name}.", hint="its subjects are those of MMLU"
+        )
+    for file in files:
         part, revision = _part(benchmark, file, rows)
         parts[part.config.task] = part
         revisions[revision or ""] = None
@@ -175,19 +165,6 @@ def _judge(loaded: LoadedTask, model: LM, settings: Settings) -> dict[tuple[str,
     }
 
 
-def _files(benchmark: Benchmark, *, with_rows: bool) -> list[Path]:
-    """The configuration files of a benchmark; all subjects of MMLU only for the hub's data."""
-    if benchmark.name == MMLU:
-        subjects = sorted((_TASKS / benchmark.file).parent.glob("mmlu_*.yaml"))
-        return subjects[:1] if with_rows else subjects
-    path = _TASKS / benchmark.file
-    if not path.is_file():
-        raise UsageError(
-            f"the harness has no task {benchmark.name}.", hint="its subjects are those of MMLU"
-        )
-    return [path]
-
-
 def _part(benchmark: Benchmark, file: Path, rows: Rows | None) -> tuple[Any, str | None]:
     """A task of the harness with its rows, and what names the rows."""
     config = _config(benchmark, file)
@@ -215,8 +192,7 @@ def _part(benchmark: Benchmark, file: Path, rows: Rows | None) -> tuple[Any, str
 
 
 def _config(benchmark: Benchmark, file: Path) -> dict[str, Any]:
-    """The harness's configuration of one task, with what we change."""
-    config = load_yaml(file, resolve_func=False)
+    config: dict[str, Any] = load_yaml(file, resolve_func=not benchmark.runs_code)
     for name in _NOT_OURS:
         config.pop(name, None)
     if benchmark.name == SAMPLE:
@@ -227,36 +203,20 @@ def _config(benchmark: Benchmark, file: Path) -> dict[str, Any]:
     if benchmark.prompt is not None:
         config["doc_to_text"] = benchmark.prompt
     if benchmark.scored_by is not None:
-        other = load_yaml(_TASKS / benchmark.scored_by, resolve_func=False)
-        config["process_results"] = other["process_results"]
-    if benchmark.runs_code:
+        config["process_results"] = load_yaml(_TASKS / benchmark.scored_by)["process_results"]
+    if benchmark.runs_code:  # in place of the harness's functions
         config["metric_list"] = [
             {"metric": benchmark.metric, "aggregation": "mean", "higher_is_better": True}
         ]
         reader = {"function": "custom", "filter_fn": programs}
         config["filter_list"] = [{"name": benchmark.filter, "filter": [reader]}]
         config["process_results"] = judge_code
-    resolved: dict[str, Any] = _resolved(config)
-    return resolved
-
-
-def _resolved(value: Any) -> Any:
-    """`value` with functions in place of their names, which are paths below the tasks."""
-    if isinstance(value, dict):
-        return {name: _resolved(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_resolved(one) for one in value]
-    if isinstance(value, str) and value.startswith(f"{_TASKS}/"):
-        return _import_fun_from_str(value)
-    return value
+    return config
 
 
 def _dataset(config: dict[str, Any], rows: Rows) -> Any:
-    """A function that gives the rows by split, prepared once.
-
-    The harness prepares them at every look, and GPQA's task draws the order of the choices anew
-    each time.
-    """
+    """A function that gives the rows by split, prepared once: the harness prepares them at every
+    look, and GPQA's task draws the order of the choices anew each time."""
     prepare = config.pop("process_docs", None)
     random.seed(SHUFFLE_SEED)
     splits = {}
@@ -290,30 +250,25 @@ class AnswersMissing(Exception):
     """Questions are open, and there is no server to ask; `args` is their number."""
 
 
+@dataclass(eq=False)
 class KeptModel(LM):  # type: ignore[misc]
-    """A model for the harness, one repeat of one cache: answers of an earlier run are read, others
-    asked for with `ask`, or `AnswersMissing` is raised without it. `used` are the answers in the
-    order of the questions."""
+    """A model for the harness, one repeat of one cache. Answers of an earlier run are read, others
+    asked for. `used` are the answers in the order of the questions."""
 
+    arm: str
+    seed: int
+    settings: Settings
+    answers: Answers
+    ask: Ask | None
+    tick: Callable[[], None]
+    used: list[tuple[Key, Answer]] = field(default_factory=list)
+    asked: Counter[str] = field(default_factory=Counter)
     tokenizer_name = "server"
 
-    def __init__(
-        self,
-        arm: str,
-        seed: int,
-        settings: Settings,
-        answers: Answers,
-        ask: Ask | None,
-        tick: Callable[[], None],
-    ) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        self._arm, self._seed, self._settings = arm, seed, settings
-        self._answers, self._ask, self._tick = answers, ask, tick
-        self._asked: Counter[str] = Counter()
-        self.used: list[tuple[Key, Answer]] = []
 
     def chat_template(self, *_: Any) -> str:
-        """The server has the template."""
         return "server"
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
@@ -321,38 +276,35 @@ class KeptModel(LM):  # type: ignore[misc]
         return json.dumps([{"role": one["role"], "content": one["content"]} for one in messages])
 
     def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
-        """The text of every answer, without its reasoning."""
-        generation = self._settings.generation
-        asked = [chat_request(json.loads(one.args[0]), generation, self._seed) for one in requests]
+        generation = self.settings.generation
+        asked = [chat_request(json.loads(one.args[0]), generation, self.seed) for one in requests]
         return [answer.text for answer in self._all(asked)]
 
     def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """The log-probability of every continuation; whether it is the most likely one is not asked
-        for, because no benchmark here reads it."""
+        """Whether a continuation is the most likely one is read by no benchmark here."""
         asked = [{"context": one.args[0], "continuation": one.args[1]} for one in requests]
         return [(answer.log_probability or 0.0, False) for answer in self._all(asked)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
-        """No benchmark here asks for it."""
         raise NotImplementedError
 
     def _all(self, asked: Sequence[Mapping[str, Any]]) -> list[Answer]:
         keys = []
         for request in asked:
             hashed = request_key(request)
-            keys.append(Key(self._arm, self._seed, hashed, self._asked[hashed]))
-            self._asked[hashed] += 1
+            keys.append(Key(self.arm, self.seed, hashed, self.asked[hashed]))
+            self.asked[hashed] += 1
         pairs = zip(keys, asked, strict=True)
-        open_ = [(key, request) for key, request in pairs if self._answers.get(key) is None]
+        open_ = [(key, request) for key, request in pairs if self.answers.get(key) is None]
         for _ in range(len(asked) - len(open_)):
-            self._tick()
+            self.tick()
         if open_:
-            if self._ask is None:
+            if self.ask is None:
                 raise AnswersMissing(len(open_))
-            self._fill(open_, self._ask)
-        found = [self._answers.get(key) for key in keys]
-        self.used += zip(keys, found, strict=True)  # type: ignore[arg-type]
-        return found  # type: ignore[return-value]
+            self._fill(open_, self.ask)
+        found: list[Any] = [self.answers.get(key) for key in keys]
+        self.used += zip(keys, found, strict=True)
+        return found
 
     def _fill(self, questions: Sequence[tuple[Key, Mapping[str, Any]]], ask: Ask) -> None:
         """Ask; the first failure ends it, and answers that were on their way are kept. Ctrl-C does
@@ -360,14 +312,12 @@ class KeptModel(LM):  # type: ignore[misc]
 
         def one(question: tuple[Key, Mapping[str, Any]]) -> None:
             key, request = question
-            self._answers.keep(key, ask(request))
-            self._tick()
+            self.answers.keep(key, ask(request))
+            self.tick()
 
-        pool = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="ask")
-        waits = True
+        pool, waits = ThreadPoolExecutor(self.settings.concurrency), True
         try:
-            for _ in pool.map(one, questions):
-                pass
+            list(pool.map(one, questions))
         except (KeyboardInterrupt, SystemExit):
             waits = False
             raise
@@ -391,12 +341,18 @@ sys.exit({_PASSED})
 
 def programs(answers: list[list[str]], docs: list[dict[str, Any]]) -> list[list[str]]:
     """A filter of the harness: the solutions in `answers`, each ready for the tests of its `doc`.
-
     A solution is the last code block of an answer that defines the wanted function, with the lines
-    before the function in the prompt; else the text of the answer continues the prompt.
-    """
+    before the function in the prompt; else the text of the answer continues the prompt."""
+
+    def program(prompt: str, function: str, answer: str) -> str:
+        head, blocks = f"def {function}(", _BLOCK.findall(answer)
+        whole = [block for block in blocks if head in block]
+        if whole:
+            return f"{prompt.partition(head)[0]}\n{whole[-1]}"
+        return prompt + (blocks[-1] if blocks else answer)
+
     return [
-        [_program(doc["prompt"], doc["entry_point"], answer) for answer in many]
+        [program(doc["prompt"], doc["entry_point"], answer) for answer in many]
         for many, doc in zip(answers, docs, strict=True)
     ]
 
@@ -408,7 +364,6 @@ def judge_code(doc: dict[str, Any], results: list[list[str]]) -> dict[str, float
 
 
 def passes(program: str) -> bool:
-    """Whether `program` comes to its end without an error in time."""
     with tempfile.TemporaryDirectory(prefix="oscar-zoo-code-") as folder:
         path = Path(folder) / "answer.py"
         path.write_text(program, encoding="utf-8", errors="replace")
@@ -429,12 +384,3 @@ def passes(program: str) -> bool:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)  # also what it has started
             child.wait()
-
-
-def _program(prompt: str, function: str, answer: str) -> str:
-    head = f"def {function}("
-    whole = [block for block in _BLOCK.findall(answer) if head in block]
-    if whole:
-        return f"{prompt.partition(head)[0]}\n{whole[-1]}"
-    block = _BLOCK.findall(answer)
-    return prompt + (block[-1] if block else answer)

@@ -19,7 +19,7 @@ from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.durable import check_file, write_file
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.specs import Harness, Score
+from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.engines.requirements import require_eval, require_serve
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.compat.releases import sglang_version
@@ -29,7 +29,6 @@ from oscar_zoo.engines.sglang.launch.starting import (
     own_server,
     stock_server,
 )
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import ServerFailed, UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import SAMPLE, Benchmark, benchmark
 from oscar_zoo.evaluate.in_process import made_for, place_of
@@ -44,7 +43,6 @@ from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.verb import shows
 
 if TYPE_CHECKING:
-    from oscar_zoo.artifact.manifest import ModelBlock
     from oscar_zoo.evaluate.benchmarks.answers import Answers, Generation
     from oscar_zoo.evaluate.benchmarks.harness import ArmResult, LoadedTask, Settings
 
@@ -65,11 +63,9 @@ def benchmark_artifact(
     """Ask benchmarks of an INT2 server and of a BF16 server, and compare them.
 
     Args:
-        artifact: name of an artifact, or its folder.
         tasks: benchmarks by name, such as `gpqa_diamond`.
-        observer: hears of progress and remarks.
-        options: the other options of `oscar-zoo eval`, by the names of their fields in
-            `EvalParams`; also `clip` for one pair of ratios and `extra` for flags of the engine.
+        artifact, observer, options: as of `evaluate_artifact`; also `clip` for one pair of ratios
+            and `extra` for flags of the engine.
 
     Returns:
         The scores of every task; `file` is the score file.
@@ -82,37 +78,26 @@ def run_benchmarks(params: EvalParams, observer: Observer = SILENT) -> Benchmark
     wanted = benchmarks_of(params)
     check_file(params.output)
     require_eval()
-    flags = UserFlags(params.engine_flags)
     if running_of(params.url, params) is None:
         require_serve()
     served = Served.of(params, observer)
-    servers = _Servers(params, served, flags)
+    servers = _Servers(served)
     if params.output is not None and served.artifact.id is None:
         raise UsageError(
             f"{served.artifact.label} has no oscar.json, so a score file cannot name it.",
             hint="leave out --output, or give an artifact with a manifest",
         )
-    from oscar_zoo.evaluate.benchmarks.answers import open_answers
-    from oscar_zoo.models.model_source import inspect_model
-
-    source, name = served.choice.source, served.choice.model_id
-    model = inspect_model(source, revision=params.revision, model_id=name)
-    asked = [_prepare(one, params, servers, model, observer) for one in wanted]
     with ExitStack() as stack:
-        kept = [
-            stack.enter_context(open_answers(one.place, one.identity, fresh=params.fresh))
-            for one in asked
-        ]
-        _ask_all(asked, kept, servers, observer)
-        results = [_result(*pair, servers) for pair in zip(asked, kept, strict=True)]
+        asked = [_prepare(one, servers, stack, observer) for one in wanted]
+        _ask_all(asked, servers, observer)
+        results = [_result(one, servers) for one in asked]
     for one, result in zip(asked, results, strict=True):
         _remark(result, one.arms["int2"], served, observer)
-    file = _keep(results, model, params, served, observer)
+    file = _keep(results, served, observer)
     return BenchmarkReport(served.choice.name, served.told, file, tuple(results))
 
 
 def benchmarks_of(params: EvalParams) -> tuple[Benchmark, ...]:
-    """The benchmarks to ask; refuses options that do not go together."""
     found = tuple(benchmark(name) for name in dict.fromkeys(params.tasks))
     if params.data is not None and len(found) != 1:
         raise UsageError("--data is the data of one task.", hint="give one --task")
@@ -137,8 +122,8 @@ class _Servers:
     """The servers of a benchmark, one after the other: of our own, or such as run already. Nothing
     is started before `serving`."""
 
-    def __init__(self, params: EvalParams, served: Served, flags: UserFlags) -> None:
-        self.served, self._flags, self._params = served, flags, params
+    def __init__(self, served: Served) -> None:
+        self.served, params = served, served.params
         # Seconds that one answer may take.
         self._patience = max(params.timeout, float(params.max_new_tokens or 32768))
         given = {"int2": params.url, "bf16": params.base_url}
@@ -148,7 +133,8 @@ class _Servers:
             self.caches.append("fp8")
         self.hardware: str | None = None
         if not self.urls:
-            gpus, name = flags.sizes().tensor_parallel or 1, device_name(served.device, served.gpu)
+            gpus = served.flags().sizes().tensor_parallel or 1
+            name = device_name(served.device, served.gpu)
             self.hardware = f"{gpus} x {name}" if gpus > 1 else name
             self.engine = Harness(name="sglang", version=sglang_version())
             return
@@ -162,14 +148,9 @@ class _Servers:
         self.engine = Harness(name=found[0].engine.lower(), version=found[0].version)
 
     def _running(self, cache: str) -> ServerClient:
-        client = running_of(self.urls[cache], self._params, self._patience)
+        client = running_of(self.urls[cache], self.served.params, self._patience)
         assert client is not None
         return client
-
-    @property
-    def words(self) -> list[str]:
-        """The flags of servers of our own, with their dtype."""
-        return [] if self.urls else list(self._flags.after(f"--dtype={self.served.dtype}").words)
 
     @contextmanager
     def serving(self, cache: str, observer: Observer) -> Iterator[ServerClient]:
@@ -188,11 +169,11 @@ class _Servers:
             yield client
             return
         news = StartObserver(f"{served.choice.name} with a cache of {LABELS[cache]}", observer)
-        how = f"eval-{cache}", self._flags, self._params.timeout
+        log = f"eval-{cache}"
         started = (
-            own_server(served.wanted(*how), news)
+            own_server(served.wanted(log), news)
             if cache == "int2"
-            else stock_server(StockServer(cache, **served.started_as(*how)), news)  # type: ignore[arg-type]
+            else stock_server(StockServer(cache, **served.started_as(log)), news)  # type: ignore[arg-type]
         )
         with started as server:
             observer.begin((), timed=False)
@@ -202,44 +183,38 @@ class _Servers:
 
 @dataclass(frozen=True)
 class Asked:
-    """A benchmark: its questions, how they are asked, the file of kept answers, what decides the
-    answers beside what each question says itself, and what every cache answered."""
+    """A benchmark with the file of kept answers, what decides the answers beside what each question
+    says itself, and what every cache answered."""
 
     task: LoadedTask
     settings: Settings
     place: Path
     identity: dict[str, Any]
+    answers: Answers
     arms: dict[str, ArmResult] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:
-        """Of all repeats."""
         return self.task.requests * len(self.settings.seeds)
 
 
-def _prepare(
-    one: Benchmark, params: EvalParams, servers: _Servers, model: ModelBlock, observer: Observer
-) -> Asked:
-    """Load the questions, decide how they are asked, and where answers are kept."""
-    from oscar_zoo.evaluate.benchmarks.data import read_rows
+def _prepare(one: Benchmark, servers: _Servers, stack: ExitStack, observer: Observer) -> Asked:
+    """Read the questions, and open the file of answers until `stack` ends."""
+    from oscar_zoo.evaluate.benchmarks.answers import open_answers
     from oscar_zoo.evaluate.benchmarks.harness import Settings, load_task
+    from oscar_zoo.evaluate.benchmarks.tasks import read_rows
     from oscar_zoo.evaluate.records import harness_version
     from oscar_zoo.models.config_file import read_generation_config
 
+    served, params, model = servers.served, servers.served.params, servers.served.block
     observer.advance(f"reading {one.name}", 0, 0)
     rows = None if params.data is None else read_rows(Path(params.data).expanduser())
     task = load_task(one, rows, limit=params.limit)
-    served = servers.served
     authors = read_generation_config(served.choice.source, params.revision)
     context = model.rope.max_position if model.rope else None
     generation = generation_of(params, one, authors, context)
-    settings = Settings(
-        generation,
-        seeds_of(params, one, generation),
-        limit=params.limit,
-        concurrency=params.concurrency,
-        run_code=params.run_code,
-    )
+    seeds, limits = seeds_of(params, one, generation), (params.limit, params.concurrency)
+    settings = Settings(generation, seeds, *limits, params.run_code)
     identity = {
         "task": one.name,
         "data": task.revision,
@@ -251,15 +226,16 @@ def _prepare(
         "harness": harness_version().version,
         "engine": servers.engine.version,
         "hardware": servers.hardware,
-        "flags": servers.words,
+        "flags": [] if servers.urls else list(served.flags().words),
         "urls": servers.urls,
     }
     name = f"{one.name}-{sha256_hex(strict_json.canonical_bytes(identity))[:12]}"
-    return Asked(task, settings, _folder_of(served) / f"{name}.answers.jsonl.gz", identity)
+    place = _folder_of(served) / f"{name}.answers.jsonl.gz"
+    answers = stack.enter_context(open_answers(place, identity, fresh=params.fresh))
+    return Asked(task, settings, place, identity, answers)
 
 
 def _folder_of(served: Served) -> Path:
-    """Where answers and scores of an artifact are kept."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", served.artifact.id or served.choice.name)
     return paths.state_dir() / "benchmarks" / f"{name}-{served.artifact.digest[7:19]}"
 
@@ -275,11 +251,9 @@ def generation_of(
     if temperature is None:
         temperature = float(authors.get("temperature") or 1.0) if authors.get("do_sample") else 0.0
     top_p = params.top_p if params.top_p is not None else authors.get("top_p")
-    cap = params.max_new_tokens
-    if cap is None:
-        cap = one.cap if context is None else min(one.cap, int(CONTEXT_SHARE * context))
+    cap = one.cap if context is None else min(one.cap, int(CONTEXT_SHARE * context))
     return Generation(
-        max_new_tokens=cap,
+        max_new_tokens=params.max_new_tokens or cap,
         temperature=temperature,
         top_p=float(1.0 if top_p is None else top_p),
         top_k=int(authors.get("top_k") or -1),
@@ -300,40 +274,37 @@ def seeds_of(params: EvalParams, one: Benchmark, generation: Generation) -> tupl
     return tuple(range(params.seeds or REPEATS)) if drawn else (0,)
 
 
-def _ask_all(
-    asked: Sequence[Asked], kept: Sequence[Answers], servers: _Servers, observer: Observer
-) -> None:
+def _ask_all(asked: Sequence[Asked], servers: _Servers, observer: Observer) -> None:
     """One server after the other, each for all tasks that lack answers of it."""
-    from oscar_zoo.evaluate.benchmarks.harness import kept_arm
+    from oscar_zoo.evaluate.benchmarks.harness import AnswersMissing, run_arm
 
     for cache in servers.caches:
-        open_: list[tuple[Asked, Answers, str]] = []
-        for one, answers in zip(asked, kept, strict=True):
-            arm = kept_arm(cache, one.task, one.settings, answers)
-            if arm is None:
-                open_.append((one, answers, f"{LABELS[cache]}, {one.task.benchmark.name}"))
-            else:
-                one.arms[cache] = arm
+        open_: dict[str, Asked] = {}
+        for one in asked:
+            try:
+                one.arms[cache] = run_arm(cache, one.task, one.settings, one.answers, ask=None)
+            except AnswersMissing:
+                open_[f"{LABELS[cache]}, {one.task.benchmark.name}"] = one
         if not open_:
             continue
         with servers.serving(cache, observer) as client:
-            phases = [Phase(label, "answers", one.requests) for one, _, label in open_]
+            phases = [Phase(label, "answers", one.requests) for label, one in open_.items()]
             observer.begin(phases, timed=False)
-            for one, answers, label in open_:
-                one.arms[cache] = ask_one(cache, one, answers, client, label, observer)
+            for label, one in open_.items():
+                one.arms[cache] = ask_one(cache, one, client, label, observer)
             observer.begin((), timed=False)
 
 
 def ask_one(
-    cache: str, one: Asked, answers: Answers, client: ServerClient, label: str, observer: Observer
+    cache: str, one: Asked, client: ServerClient, label: str, observer: Observer
 ) -> ArmResult:
     """All answers to one benchmark; whatever ends it early says that answers are kept."""
     from oscar_zoo.evaluate.benchmarks.answers import ask
     from oscar_zoo.evaluate.benchmarks.harness import run_arm
 
-    tick = counter(observer, label, one.requests)
+    tick, questions = counter(observer, label, one.requests), (one.task, one.settings)
     try:
-        return run_arm(cache, one.task, one.settings, answers, ask=partial(ask, client), tick=tick)
+        return run_arm(cache, *questions, one.answers, ask=partial(ask, client), tick=tick)
     except ServerFailed:
         observer.note(Note("benchmark.kept", f"{_KEPT}.", {"answers": str(one.place)}))
         raise
@@ -342,13 +313,13 @@ def ask_one(
         raise
 
 
-def _result(one: Asked, answers: Answers, servers: _Servers) -> TaskResult:
+def _result(one: Asked, servers: _Servers) -> TaskResult:
     from oscar_zoo.evaluate.records import benchmark_score
 
     artifact, recipe = servers.served.artifact, servers.served.recipe
     changed = artifact.recipe is not None and recipe != artifact.recipe
     shared = {
-        "date": answers.day,
+        "date": one.answers.day,
         "engine": servers.engine,
         "hardware": servers.hardware,
         "model_revision": one.identity["model_revision"],
@@ -358,12 +329,13 @@ def _result(one: Asked, answers: Answers, servers: _Servers) -> TaskResult:
         "recipe_changes": {"clip": f"{recipe.clip.k:g},{recipe.clip.v:g}"} if changed else {},
         "calibrated_on": _calibrated_on(servers.served, one.task.benchmark),
     }
-    scores: list[Score] = [
-        benchmark_score(arm, one.arms.get("bf16"), one.task, one.settings, shared, int2)
-        for cache, arm in one.arms.items()
-        if cache != "bf16"
-    ]
-    return TaskResult(one.task.benchmark.name, one.place, tuple(scores))
+    base = one.arms.get("bf16")
+    scores = tuple(
+        benchmark_score(arm, base, one.task, one.settings, shared, int2)
+        for arm in one.arms.values()
+        if arm is not base
+    )
+    return TaskResult(one.task.benchmark.name, one.place, scores)
 
 
 def _calibrated_on(served: Served, one: Benchmark) -> bool | None:
@@ -375,14 +347,14 @@ def _calibrated_on(served: Served, one: Benchmark) -> bool | None:
     family = "gpqa" if name.startswith("gpqa") else name  # its subsets hold each other's questions
     if any(known.startswith(family) for known in calibration.overlaps_with):
         return True
-    apart = {known.dataset for known in calibration.disjoint_from or ()}
-    return False if name in apart else None
+    return False if any(name == one.dataset for one in calibration.disjoint_from or ()) else None
 
 
 def _remark(one: TaskResult, arm: ArmResult, served: Served, observer: Observer) -> None:
     """Tell what makes the figures of a task say less than they seem to."""
     exact = served.recipe.windows.sink + served.recipe.windows.recent
-    longer = arm.longer_than(exact)
+    tokens = [answer.prompt_tokens + answer.completion_tokens for _, answer in arm.used]
+    longer = sum(size > exact for size in tokens) / len(tokens)
     if longer < 0.5:
         text = (
             f"{one.task}: only {100 * longer:.0f} % of the requests are longer than the {exact:,}"
@@ -400,20 +372,12 @@ def _remark(one: TaskResult, arm: ArmResult, served: Served, observer: Observer)
         observer.note(Note("benchmark.cut", text, {"task": one.task}))
 
 
-def _keep(
-    results: Sequence[TaskResult],
-    model: ModelBlock,
-    params: EvalParams,
-    served: Served,
-    observer: Observer,
-) -> Path | None:
-    """Write the scores; `None` for an artifact that has no id, or was not made for this model.
-
-    Those of all questions of a public set get to the other scores of the artifact, which `publish`
-    takes along. A part of a set, the sample and rows of the user get a file of their own.
-    """
-    artifact = served.artifact
-    if artifact.id is None or not made_for(artifact, model):
+def _keep(results: Sequence[TaskResult], served: Served, observer: Observer) -> Path | None:
+    """Write the scores of an artifact that has an id and was made for this model. Those of all
+    questions of a public set get to the others of the artifact, which `publish` takes along. A part
+    of a set, the sample and rows of the user get a file of their own."""
+    artifact, params = served.artifact, served.params
+    if artifact.id is None or not made_for(artifact, served.block):
         text = f"no scores are recorded: {artifact.label} has no manifest that names this model."
         observer.note(Note("benchmark.no_record", text))
         return None

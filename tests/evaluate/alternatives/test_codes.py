@@ -13,21 +13,9 @@ from torch import Tensor
 from oscar_zoo.artifact.formats import LayerTransform, hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate import formats
 from oscar_zoo.evaluate.against_table import TABLE, choices, pareto_optimal
-from oscar_zoo.evaluate.formats import (
-    Alternative,
-    RowCode,
-    Subject,
-    channel_groups,
-    codebook,
-    float8,
-    mse,
-    products,
-    rotation,
-    split,
-    token_groups,
-)
-from oscar_zoo.evaluate.run import build_caches
+from oscar_zoo.evaluate.caches import build_caches
 
 D, LENGTH = 128, 1000
 MODEL = Geometry(
@@ -35,7 +23,7 @@ MODEL = Geometry(
 )
 RECIPE = ServingRecipe(group_size=D, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=64, recent=256))
 SETS = hadamard_set(MODEL, "k"), hadamard_set(MODEL, "v")
-SUBJECT = Subject(MODEL, RECIPE, SETS, lambda: {0: (4480.0, 4.48)})
+SUBJECT = formats.Subject(MODEL, RECIPE, SETS, lambda: {0: (4480.0, 4.48)})
 
 
 def unit_rows(number: int, width: int) -> Tensor:
@@ -44,15 +32,15 @@ def unit_rows(number: int, width: int) -> Tensor:
     return rows / rows.norm(dim=-1, keepdim=True)
 
 
-def through(code: RowCode, rows: Tensor) -> Tensor:
+def through(code: formats.RowCode, rows: Tensor) -> Tensor:
     return code.encode(rows)[0]
 
 
 def test_fp8_keeps_what_it_can_represent_and_saturates() -> None:
     finite = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     finite = finite[finite.isfinite()]
-    assert torch.equal(through(float8(), finite), finite)
-    assert through(float8(), torch.tensor([1e4, -449.0, 1.06])).tolist() == [448, -448, 1.0]
+    assert torch.equal(through(formats.float8(), finite), finite)
+    assert through(formats.float8(), torch.tensor([1e4, -449.0, 1.06])).tolist() == [448, -448, 1.0]
     (scaled,) = choices(["fp8-scaled"])
     k, v = scaled.build(SUBJECT).sides(MODEL, 0, torch.device("cpu"))
     assert k.stored(torch.tensor([[4480.0, 1e4, 10.6]])).tolist() == [[4480, 4480, 10]]
@@ -63,10 +51,10 @@ def test_fp8_keeps_what_it_can_represent_and_saturates() -> None:
 def test_constant_channels_are_exact_per_channel_and_constant_groups_per_token(bits: int) -> None:
     values = torch.randn(D, generator=torch.Generator().manual_seed(0)).half().float()
     rows = values.expand(64, D)
-    assert torch.equal(through(channel_groups(bits, 32), rows), rows)
-    assert not torch.allclose(through(token_groups(bits, 32), rows), rows, atol=1e-2)
+    assert torch.equal(through(formats.channel_groups(bits, 32), rows), rows)
+    assert not torch.allclose(through(formats.token_groups(bits, 32), rows), rows, atol=1e-2)
     same = values[::32].repeat_interleave(32).expand(64, D)
-    assert torch.equal(through(token_groups(bits, 32), same), same)
+    assert torch.equal(through(formats.token_groups(bits, 32), same), same)
 
 
 @pytest.mark.parametrize(("bits", "published"), [(1, 0.365), (2, 0.1175), (3, 0.035), (4, 0.0095)])
@@ -76,13 +64,13 @@ def test_turboquant_s_distortion_is_the_published_one(
 ) -> None:
     """0.36, 0.117, 0.03 and 0.009, rounded, for large widths (theorem 1 of the paper)."""
     rows = unit_rows(4000, width)
-    error = (through(mse(bits), rows) - rows).square().sum(-1).mean()
+    error = (through(formats.mse(bits), rows) - rows).square().sum(-1).mean()
     assert 0.85 * published < error < published
 
 
 def test_the_codebook_has_each_value_at_the_mean_of_its_bin() -> None:
     """Against samples of the density: Lloyd's and Max's two conditions."""
-    values = codebook(64, 3)
+    values = formats.codebook(64, 3)
     assert np.allclose(values, -values[::-1]) and (np.diff(values) > 0).all()
     sample = unit_rows(8_000, 64).flatten().numpy()
     bins = np.abs(sample[:, None] - values).argmin(1)
@@ -91,29 +79,30 @@ def test_the_codebook_has_each_value_at_the_mean_of_its_bin() -> None:
 
 
 def test_the_rotation_is_orthogonal_and_a_seed_gives_the_same_one() -> None:
-    turn = rotation(D, 0).double()
+    turn = formats.rotation(D, 0).double()
     assert (turn @ turn.T - torch.eye(D)).abs().max() < 1e-6
-    rotation.cache_clear()
-    assert torch.equal(rotation(D, 0).double(), turn)
-    assert not torch.equal(rotation(D, 7).double(), turn)
+    formats.rotation.cache_clear()
+    assert torch.equal(formats.rotation(D, 0).double(), turn)
+    assert not torch.equal(formats.rotation(D, 7).double(), turn)
 
 
 def test_products_are_right_on_average_with_the_sketch_and_too_small_without() -> None:
     row, query = unit_rows(2, 64)
     seeds = range(0, 400, 2)
     row = row[None]
-    plain = [float(through(mse(1, seed), row)[0] @ row[0]) for seed in seeds]
-    prod = [float(through(products(2, seed), row)[0] @ row[0]) for seed in seeds]
+    plain = [float(through(formats.mse(1, seed), row)[0] @ row[0]) for seed in seeds]
+    prod = [float(through(formats.products(2, seed), row)[0] @ row[0]) for seed in seeds]
     assert np.mean(plain) == pytest.approx(2 / np.pi, abs=0.02), "bias of one bit in the paper"
     assert np.mean(prod) == pytest.approx(1, abs=0.03)
-    cross = [float(through(products(2, seed), row)[0] @ query) for seed in seeds]
+    cross = [float(through(formats.products(2, seed), row)[0] @ query) for seed in seeds]
     assert np.mean(cross) == pytest.approx(float(row[0] @ query), abs=0.03)
 
 
 def test_more_bits_for_outlier_channels_pay() -> None:
     rows = unit_rows(500, D) * torch.where(torch.arange(D) % 4 == 1, 10.0, 1.0)
     apart, plain = (
-        float((through(code, rows) - rows).norm()) for code in (split(0.25, 3, 2), mse(2))
+        float((through(code, rows) - rows).norm())
+        for code in (formats.split(0.25, 3, 2), formats.mse(2))
     )
     assert apart < 0.7 * plain
 
@@ -143,7 +132,7 @@ def packed_bytes(arrays: dict[str, object], *, per_sequence: bool) -> int:
 def test_bits_are_those_of_the_bytes_that_are_stored(name: str) -> None:
     (choice,) = [one for one in choices(["all"]) if one.name == name]
     cache = choice.build(SUBJECT)
-    assert isinstance(cache, Alternative)
+    assert isinstance(cache, formats.Alternative)
     rows = unit_rows(LENGTH, D)
     occupied, stored = 0, 0.0
     for code, (coded, exact) in zip((cache.k, cache.v), cache.schedule.rows(LENGTH), strict=True):
@@ -200,7 +189,7 @@ def test_a_model_that_a_method_cannot_store_is_refused() -> None:
     odd = MODEL.model_copy(update={"head_dim": 88, "v_head_dim": 88})
     (choice,) = choices(["lmdeploy"])
     with pytest.raises(UsageError, match="no Hadamard matrix for 88 channels"):
-        choice.build(Subject(odd, RECIPE.override(group_size=88), None))
+        choice.build(formats.Subject(odd, RECIPE.override(group_size=88), None))
 
 
 def test_all_leaves_out_what_does_not_fit_and_measures_the_artifact_once() -> None:
@@ -209,7 +198,7 @@ def test_all_leaves_out_what_does_not_fit_and_measures_the_artifact_once() -> No
     sets = [
         replace(one, layers=(LayerTransform(0, eye, eye, None),)) for one in SUBJECT.artifact or ()
     ]
-    subject = Subject(odd, RECIPE.override(group_size=88), (sets[0], sets[1]))
+    subject = formats.Subject(odd, RECIPE.override(group_size=88), (sets[0], sets[1]))
     built, left_out = build_caches(choices(["all"]), subject, False)
     assert {name.partition(":")[0] for name in left_out} == {
         "hadamard",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oscar_zoo.errors import GatedRepository, OfflineError, OscarZooError, PathNotFound, UsageError
-from oscar_zoo.evaluate.benchmarks.data import hub_rows, read_rows, sample_rows
+from oscar_zoo.evaluate.benchmarks.tasks import hub_rows, read_rows, sample_rows
 
 ROWS = [{"question": "Wie groß?\u2028Say it.", "answer": "1"}, {"question": "b,c", "answer": "2"}]
 
