@@ -207,7 +207,8 @@ def run(params: FitGpuParams) -> FitReport:
     rules = RULES[params.engine]
     gpus = count or needs.gpus
     if params.engine == "vllm":
-        check_built(name, others=needs.other != OtherLayers())
+        why = "their share of vLLM's pages is not counted"
+        check_built(name, others=needs.other != OtherLayers(), why=why)
     check_heads(name, needs.geometry, Layout(tp=gpus), option="--tp {}")
     context = params.context or min(CONTEXT, needs.longest or CONTEXT)
     limit = None if needs.longest is None else max(needs.longest, context)
