@@ -206,7 +206,9 @@ def run(params: FitGpuParams) -> FitReport:
     rules = RULES[params.engine]
     gpus = count or needs.gpus
     if params.engine == "vllm":
-        check_built(name, needs.geometry, others=needs.other != OtherLayers())
+        check_built(name, needs.geometry)
+        others, why = needs.other != OtherLayers(), "their share of vLLM's pages is not counted"
+        check_built(name, needs.geometry, others=others, why=why)
     check_heads(name, needs.geometry, Layout(tp=gpus), option="--tp {}")
     context = params.context or min(CONTEXT, needs.longest or CONTEXT)
     limit = None if needs.longest is None else max(needs.longest, context)

@@ -125,13 +125,15 @@ class Int2Builder(AttentionMetadataBuilder[Int2Metadata]):  # type: ignore[misc]
 
     def _parts(self, common: Any, captured: bool) -> list[Part]:
         """Row `i + 1` is that of request `i` in the runner's table."""
-        state, number, most = self._worker, len(common.req_idx), self._most
+        state, most = self._worker, self._most
+        named = state.requests if common.req_idx is None else common.req_idx
+        number = len(named)
         bounds = common.query_start_loc_cpu[: number + 1].numpy()
         state.step(common.block_table_tensor, self._page)
         alike = common.max_query_len == most and bounds[-1] == number * most
-        if alike and np.array_equal(common.req_idx, self._decoding):
+        if alike and np.array_equal(named, self._decoding):
             return [self._decode(common, self._decoding + 1, most)]  # as most steps are
-        rows, new = common.req_idx.astype(np.int64) + 1, np.diff(bounds)
+        rows, new = named.astype(np.int64) + 1, np.diff(bounds)
         known = common.seq_lens_cpu_upper_bound[:number].numpy()
         # A token that comes alone counts itself in the window, also the last one of a prompt.
         alone = (new == 1) & ((known > 1) | captured)

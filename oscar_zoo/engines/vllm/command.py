@@ -20,6 +20,7 @@ from oscar_zoo.engines.sglang.sizing import UNKNOWN
 from oscar_zoo.engines.vllm.client import VllmClient
 from oscar_zoo.engines.vllm.register import DTYPE
 from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.models.geometry import number
 from oscar_zoo.models.other_layers import kept_by_others
 
 NOT_BUILT = "the INT2 cache in vLLM does not have it"
@@ -34,7 +35,7 @@ ALLOWED = frozenset(
     " --default-chat-template-kwargs --limit-mm-per-prompt --language-model-only"
     " --disable-log-stats --uvicorn-log-level --disable-uvicorn-access-log"
     " --enable-prompt-tokens-details --enable-server-load-tracking --tensor-parallel-size"
-    " --speculative-config".split()
+    " --speculative-config --prefix-match-unit".split()
 )
 """Flags of vLLM that go behind `--`. Others import code by name, unpickle what a request holds,
 open a second way in, or have not been looked at."""
@@ -90,7 +91,7 @@ class CommandOfVllm:
     options: ServeOptions
     words: tuple[str, ...]  # flags of the user
     requests: int  # at a time
-    windowed: bool  # some layers, whose pages vLLM counts too
+    mixed: bool  # other layers, whose pages vLLM counts too
 
     @classmethod
     def asked(cls, params: Any, prepared: Any) -> Self | None:
@@ -104,14 +105,20 @@ class CommandOfVllm:
             words = (f"{DRAFTS}={json.dumps(NGRAMS)}", *words)
         config, geometry = prepared.config, prepared.geometry
         kept = config and geometry and kept_by_others(config.get_text_config(), geometry)
-        check_built(chosen.model, geometry, others=kept == "states")
+        check_built(chosen.model, geometry)
+        if kept == "states":
+            text = config.get_text_config()
+            others = not number(text, "linear_num_value_heads")
+            check_built(chosen.model, geometry, others=others)
+            drafts, why = params.drafts or DRAFTS in given, "drafts do not work beside their states"
+            check_built(chosen.model, geometry, others=drafts, why=why)
         asked = given.get(REQUESTS)
         if asked is None:
             sizes = chosen.device, chosen.gpu, chosen.tensor_parallel, prepared.flags.sizes()
             asked = str(prepared.demand(*sizes).usual_requests if geometry else UNKNOWN)
         if not asked.isdecimal() or int(asked) < 1:
             raise UsageError(f"{REQUESTS} {asked!r} is no number of requests.")
-        return cls(chosen, tuple(words), int(asked), kept == "windows")
+        return cls(chosen, tuple(words), int(asked), bool(kept))
 
     def shown(self, planned: LaunchPlan) -> LaunchPlan:
         """For a shell, where vLLM listens on loopback without our front."""
@@ -133,7 +140,7 @@ class CommandOfVllm:
         told, bits = found.facts(), self.options.recipe.bits_per_element
         windows = {name: int(told.recipe[name]) for name in ("sink", "recent")}
         rows = self.requests * (windows["recent"] + 2 * windows["sink"])
-        limited = self.windowed or LIMITS & dict(_pairs(self.words)).keys()
+        limited = self.mixed or LIMITS & dict(_pairs(self.words)).keys()
         return {
             "model_id": found.model_id,
             "engine": "vllm",
@@ -220,13 +227,16 @@ def _have_drafts(text: str) -> bool:
     return asked.keys() <= allowed and ("model" in asked) == ("model" in allowed)
 
 
-def check_built(model: str, geometry: Geometry | None, *, others: bool) -> None:
+def check_built(
+    model: str, geometry: Geometry | None, *, others: bool = False, why: str = NOT_BUILT
+) -> None:
     """Refuse a model that caches latents, or with `others` than layers with full attention."""
-    if others or (geometry and geometry.rotary_key):
-        what = "layers without full attention" if others else "latents (MLA)"
+    what = "layers without full attention" if others else ""
+    if geometry is not None and geometry.rotary_key:
+        what = "latents (MLA)"
+    if what:
         raise UnsupportedModel(
-            f"{model} has {what}: {NOT_BUILT}.",
-            hint="serve it with SGLang: leave out --engine",
+            f"{model} has {what}: {why}.", hint="SGLang has them: leave out --engine"
         )
 
 

@@ -78,12 +78,14 @@ def hook_points() -> dict[str, tuple[Any, str]]:
     """Where hooks of a worker go, by what they are for: the owner of a function, and its name."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu.model_states.mamba_hybrid import MambaHybridModelState
     from vllm.v1.worker.utils import AttentionGroup
 
     return {
         "spec": (Attention, "get_kv_cache_spec"),
         "added": (GPUModelRunner, "add_requests"),
         "builders": (AttentionGroup, "create_metadata_builders"),
+        "named": (MambaHybridModelState, "prepare_attn"),
     }
 
 
@@ -130,6 +132,13 @@ def attention_layers(vllm_config: Any) -> dict[str, Any]:
 
     found = context(vllm_config).items()
     return {name: layer for name, layer in found if isinstance(layer, Attention)}
+
+
+def state_layers(vllm_config: Any) -> list[Any]:
+    """All layers with a state of a model that was built."""
+    from vllm.model_executor.layers.mamba.abstract import MambaBase
+
+    return [one for one in context(vllm_config).values() if isinstance(one, MambaBase)]
 
 
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> None:

@@ -55,7 +55,7 @@ def _choice(stock: Any) -> Any:
         if attn_selector_config.kv_cache_dtype != DTYPE:
             return str(stock(cls, selected_backend, attn_selector_config, *rest, **named))
         worker.model = compat.config().model_config.model
-        hooks = {"spec": _spec, "added": _added, "builders": _builders}
+        hooks = {"spec": _spec, "added": _added, "builders": _builders, "named": _named}
         for what, (owner, name) in compat.hook_points().items():
             compat.replaced(owner, name, hooks[what])
         return BACKEND
@@ -109,6 +109,19 @@ def _builders(stock: Any) -> Any:
     return create
 
 
+def _named(stock: Any) -> Any:
+    """Of models with states, stock builders are not told which request is which."""
+
+    @functools.wraps(stock)
+    def prepare(self: Any, input_batch: Any, *given: Any, **named: Any) -> Any:
+        state = worker.of(self.vllm_config)
+        if state is not None:
+            state.requests = input_batch.idx_mapping_np
+        return stock(self, input_batch, *given, **named)
+
+    return prepare
+
+
 def _scheduler(stock: Any) -> Any:
     """The process of the scheduler is the one that asks for its class."""
 
@@ -151,7 +164,7 @@ def _hits(stock: Any) -> Any:
             return stock(self, request, max_cache_hit_length)
         sinks, ids = account.sinks, request.all_token_ids
         key = prompt_key(ids, request.lora_request, request.mm_features, sinks.width)
-        size = self.coordinator.scheduler_block_size  # where a hit may end
+        size = self.coordinator.single_type_managers[0].cache_hit_alignment_tokens
         most = max(0, request.num_tokens - sinks.reprefill_tail(key, size))
         given = request.num_tokens - 1 if max_cache_hit_length is None else max_cache_hit_length
         return stock(self, request, min(given, most))
@@ -168,5 +181,6 @@ def _added(stock: Any) -> Any:
         state, indices = worker.of(self.vllm_config), self.req_states.req_id_to_index
         if state is not None:
             state.account.follow(scheduler_output, lambda name: int(indices[name]) + 1)
+            state.copy(scheduler_output.kv_cache_block_copies or ())
 
     return add

@@ -22,7 +22,7 @@ SHORTEST = 1.0
 def capacity(cache: Any) -> int:
     """Tokens, by a `CacheConfig`. Several groups of layers share the pages, so vLLM counts whole
     requests there."""
-    if cache.kv_cache_dtype_skip_layers:
+    if cache.kv_cache_dtype_skip_layers or cache.mamba_block_size:
         return int(cache.kv_cache_size_tokens)
     return int(cache.block_size * (cache.num_gpu_blocks - 1))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,12 +12,17 @@ from oscar_zoo.engines.vllm.register import DTYPE
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.runtime.stores import WindowShape
 
+STATES = "GDN_ATTN"
+"""What vLLM calls the only kind of state that was tried."""
 LARGEST_SHARE = 0.25
 """Of a GPU's memory, for windows. vLLM prepares for 1,024 requests at a time by default."""
 
 
-def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> None:
-    """Refuse settings of vLLM (`VllmConfig`), of the model's attention layers, and of ours."""
+def check(
+    config: Any, layers: Mapping[str, Any], states: Collection[Any], chosen: PluginSettings
+) -> None:
+    """Refuse settings of vLLM (`VllmConfig`), of the model's layers with attention and with states,
+    and of ours."""
     parallel, drafts = config.parallel_config, config.speculative_config
     wishes = {
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
@@ -31,6 +36,10 @@ def check(config: Any, layers: Mapping[str, Any], chosen: PluginSettings) -> Non
         "a number of drafts that changes from step to step": drafts is not None
         and bool(
             drafts.num_speculative_tokens_per_batch_size or drafts.enable_adaptive_verification
+        ),
+        "drafts of a model whose layers have states": drafts is not None and bool(states),
+        "a state of another kind than a gated delta net's": any(
+            one.mamba_type.name != STATES for one in states
         ),
         "a model whose images see later tokens, without --language-model-only,": bool(
             config.model_config.is_mm_prefix_lm

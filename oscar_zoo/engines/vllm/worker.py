@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ from oscar_zoo.engines.vllm.decoding import Decoding, Rows
 from oscar_zoo.engines.vllm.prefill import LARGEST_HEAD, FlashPrefill
 from oscar_zoo.engines.vllm.register import DTYPE
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.runtime.batch import Batch
+from oscar_zoo.runtime.batch import Batch, moved
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax
 from oscar_zoo.runtime.int2_cache import SHORT, Int2Cache, piece_tokens
@@ -110,7 +112,8 @@ class Worker:
     def __init__(self, vllm_config: Any) -> None:
         layers, self.context = layers_of(vllm_config), compat.context(vllm_config)
         chosen, artifact = served()
-        refusals.check(vllm_config, layers, chosen)
+        states = compat.state_layers(vllm_config)
+        refusals.check(vllm_config, layers, states, chosen)
         numbers = tuple(map(compat.layer_number, layers))
         first = next(iter(layers.values())).impl
         heads, dim = first.num_kv_heads, first.head_size
@@ -152,7 +155,8 @@ class Worker:
         )
         self._layers, self._ops = layers, choose_ops(device)
         others = compat.attention_layers(vllm_config).values()
-        self._windowed = any(one.sliding_window is not None for one in others)
+        windowed = any(one.sliding_window is not None for one in others)
+        self._shared = windowed or bool(states)
         self.unused = 0
         """The slot that padding writes."""
         most = max(shape.max_batch, SHORT)
@@ -160,6 +164,9 @@ class Worker:
         self._compiled = False
         self._specs = tuple(specs_of(dim, index) for index in range(len(layers)))
         self._pages: tuple[Tensor, int] | None = None
+        self._scales: list[Tensor] = []  # of every layer, by page
+        self.requests: Rows = np.zeros(0, np.int64)
+        """Those of a step, where its metadata does not name them."""
         self.built: tuple[Any, Any] | None = None
         """What vLLM asks for in front of a step, and what it was given."""
         self._nothing = SlotStore(SlotShape(self._specs, 1, heads), device)
@@ -201,6 +208,13 @@ class Worker:
         self._pages = pages, size
         return self.cache
 
+    def copy(self, pages: Sequence[Any]) -> None:
+        """What lies behind the pages, of which vLLM copies some: a hit ended within them."""
+        if pages:
+            origin, copied = moved(torch.tensor(pages), self._scales[0].device).T
+            for one in self._scales:
+                one[copied] = one[origin]
+
     def _slots(self, size: int) -> SlotStore:
         """Of the pages that vLLM allocated; `placement` says where what lies."""
         heads, specs = self.windows.shape.num_kv_heads, self._specs
@@ -210,11 +224,12 @@ class Worker:
         widths = [heads * sum(map(code_bytes, one)) for one in specs]
         affine = heads * sum(map(row_bytes, specs[0])) - widths[0]  # in all layers
         number = places[0].nbytes // widths[0]
-        if self._windowed:  # a page behind all others, because others read the first one
+        if self._shared:  # a page behind all others, because others read the first one
             self.unused, number = number, number + size
         rest = memory[-len(specs) * number * affine :].chunk(len(specs))
         starts = [one.storage_offset() * one.itemsize for one in places]
         codes = [memory[i:][: number * width] for i, width in zip(starts, widths, strict=True)]
+        self._scales = [one.view(-1, size * affine) for one in rest]
         shape = SlotShape(specs, number, heads)
         return SlotStore(shape, memory.device, [*zip(codes, rest, strict=True)])
 

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from architectures import write_architecture
 from cli_output import Cli
-from tiny_artifacts import artifact_files, write_folder
+from tiny_artifacts import TINY, artifact_files, manifest, payload, write_folder
 from tiny_models import EXAMPLE
 
 from oscar_zoo import fit_gpu
+from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.engines import served_artifact, settings
 from oscar_zoo.engines.sglang.offline_process import Case
@@ -56,6 +58,24 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     assert [word for word in asked if word.startswith(command.DRAFTS)] == [ngrams]
 
 
+@pytest.mark.parametrize(("name", "built"), [("qwen3_5", True), ("lfm2", False)])
+def test_models_with_states(name: str, built: bool, cli: Cli, tmp_path: Path) -> None:
+    shape = TINY.model_copy(update={"attention_layers": (1, 3)})
+    files = payload(geometry=shape)
+    files[FILE_NAME] = manifest(files, geometry=shape).to_bytes()
+    model = write_architecture(name, tmp_path / "model")
+    line = ("serve", write_folder(tmp_path / "rotation", files), "--model", model)
+    line = (*line, "--device", "cuda", "--print")
+    cli.capsys.readouterr()
+    cli.json(0, *line)
+    vllm = (*line, "--engine", "vllm")
+    if not built:
+        cli.refused(1, *vllm)
+        return
+    assert cli.json(0, *vllm, "--", "--prefix-match-unit=128")["argv"][-1].endswith("=128")
+    cli.refused(1, *vllm, "--", f"{command.DRAFTS}={json.dumps(command.NGRAMS)}")
+
+
 def test_engines_of_a_comparison_on_two_gpus(tmp_path: Path) -> None:
     """They get vLLM's name of the flag, and no port of SGLang's ranks."""
     flags = sides.read_flags(("--tp=2",), "vllm")
@@ -81,7 +101,9 @@ def test_metrics_of_several_ranks() -> None:
         info = {"name": "n", "digest": "d", "format_version": 1, "group_size": 64, **recipe}
         return [{"info": info, "used_ring_rows": rank} for rank in (1, 1)]
 
-    cache = SimpleNamespace(num_gpu_blocks=3, block_size=128, kv_cache_dtype_skip_layers=[])
+    cache = SimpleNamespace(
+        num_gpu_blocks=3, block_size=128, kv_cache_dtype_skip_layers=[], mamba_block_size=None
+    )
     model = SimpleNamespace(served_model_name="ranks")
     config = SimpleNamespace(cache_config=cache, model_config=model)
     client = SimpleNamespace(collective_rpc=asked)

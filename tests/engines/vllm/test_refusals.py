@@ -12,6 +12,9 @@ from oscar_zoo.engines.vllm import compat, refusals, register
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 CHOSEN = PluginSettings(source=ArtifactSource(folder="here"), origins={})
+STATE, OTHER = (
+    SimpleNamespace(mamba_type=SimpleNamespace(name=name)) for name in ("GDN_ATTN", "MAMBA2")
+)
 LAYER = SimpleNamespace(impl=SimpleNamespace(num_kv_heads=2, head_size=64, scale=0.125))
 
 
@@ -48,7 +51,8 @@ def drafts(**others: Any) -> dict[str, Any]:
 
 def test_what_works_is_not_refused() -> None:
     for changes in ({}, drafts(), drafts(method="eagle3")):
-        refusals.check(config(**changes), {"a": LAYER, "b": LAYER}, CHOSEN)
+        refusals.check(config(**changes), {"a": LAYER, "b": LAYER}, [], CHOSEN)
+    refusals.check(config(), {"a": LAYER}, [STATE], CHOSEN)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +75,19 @@ def test_what_works_is_not_refused() -> None:
 )
 def test_settings_of_vllm(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        refusals.check(config(**changes), {"a": LAYER}, CHOSEN)
+        refusals.check(config(**changes), {"a": LAYER}, [], CHOSEN)
+
+
+def test_states() -> None:
+    for states, changes in ([OTHER], {}), ([STATE], drafts()):
+        with pytest.raises(UsageError):
+            refusals.check(config(**changes), {"a": LAYER}, states, CHOSEN)
 
 
 def test_layers_with_other_heads() -> None:
     other = SimpleNamespace(impl=SimpleNamespace(num_kv_heads=1, head_size=64, scale=0.125))
     with pytest.raises(UnsupportedModel):
-        refusals.check(config(), {"a": LAYER, "b": other}, CHOSEN)
+        refusals.check(config(), {"a": LAYER, "b": other}, [], CHOSEN)
 
 
 @pytest.mark.parametrize("asked", [False, True])

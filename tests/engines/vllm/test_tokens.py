@@ -287,6 +287,51 @@ def test_layers_with_a_window(family: str, ids: list[int], device: str, tmp_path
     check(load_model(name, dtype=kind, device=device), folder, found, [*prompts, *later])
 
 
+def with_states(family: str, folder: Path) -> tuple[str, Path]:
+    (folder / "model").mkdir()
+    name = str(write_architecture(family, folder / "model"))
+    return name, made(folder / "rotation", name, method="hadamard", calib_tokens=4096)
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("qwen3_5", 1), ("qwen3_next", 1), ("qwen3_5", 2)])
+def test_layers_with_a_state(family: str, ranks: int, ids: list[int], tmp_path: Path) -> None:
+    """A page has as many tokens as fit in the bytes of a state, and a hit ends at one."""
+    name, folder = with_states(family, tmp_path)
+    how: dict[str, Any] = {"model": name, "max_num_seqs": 2, "frozen": ranks == 1}
+    if ranks > 1:
+        how |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
+    prompts = [ids[3000 * n :][:size] for n, size in enumerate((1130, 90, 300))]
+    later = [prompts[0] + ids[7000:7300]]
+    found = served(folder, [prompts, later], **how)
+    assert found["groups"] == [[1120, 2], [1120, 2]]
+    assert [cached for _, _, cached in found["requests"]] == [0, 0, 0, 1120]
+    # Where states are rounded otherwise, a code may be another.
+    near = 0.05 if family == "qwen3_next" or ranks > 1 else 0.0
+    model = load_model(name, dtype="float32", device="cpu")
+    check(model, folder, found, [*prompts, *later], near=near)
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "cached"),
+    [({"prefix_match_unit": 32}, 1, 544), ({"num_gpu_blocks_override": 8}, 3, 0)],
+)
+def test_parts_of_a_page_and_few_pages(
+    how: dict[str, Any], number: int, cached: int, ids: list[int], tmp_path: Path
+) -> None:
+    """For a hit within a page, vLLM copies it. Where pages are few, requests start again."""
+    name, folder = with_states("qwen3_5", tmp_path)
+    prompts = [ids[3000 * n :][:4] * 143 for n in range(number)]
+    later = [prompts[-1] + ids[12000:12300]]
+    found = served(folder, [prompts, later], "4", frozen=True, model=name, **how)
+    assert found["groups"] == [[576, 2], [576, 2]]  # a multiple of PAGE
+    assert found["requests"][-1][2] == cached and found["sinks"]["lost"] == 0
+    added = [name for what, name, _ in found["events"] if what == "add"]
+    assert (len(added) > len(set(added))) == (number > 1)
+    side = SideWidths(bits=(4, 4), clip=(0.0, 0.0))
+    model = load_model(name, dtype="float32", device="cpu")
+    check(model, folder, found, [*prompts, *later], Widths(k=side, v=side))
+
+
 def plainly(found: dict[str, Any], prompts: list[list[int]]) -> dict[str, Any]:
     """What a server without drafts would have done: tokens come one by one behind a prompt."""
     events = list[Any]()

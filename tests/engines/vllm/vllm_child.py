@@ -71,7 +71,7 @@ def fused_add_rms_norm(x: Any, residual: Any, weight: Any, epsilon: float) -> No
 def rotary_embedding(at: Any, query: Any, key: Any, size: int, table: Any, is_neox: bool) -> None:
     cos, sin = table[at.flatten()].chunk(2, -1)
     for x in (query, key):
-        first, second = x.view(len(cos), -1, size).chunk(2, -1)
+        first, second = x.view(len(cos), -1, size)[..., : table.shape[1]].chunk(2, -1)
         c, s = cos[:, None], sin[:, None]
         turned = first * c - second * s, second * c + first * s
         first.copy_(turned[0]), second.copy_(turned[1])
@@ -115,15 +115,54 @@ def packed(weight: Any, output: Any, isa: str) -> None:
 
 
 def experts(*given: Any) -> None:
-    """Those of gpt-oss, whose gates and inputs take turns."""
+    """Those with biases are of gpt-oss, whose gates and inputs take turns."""
     output, x, w13, w2, b13, b2, shares, chosen, *_ = given
     output.zero_()
     for one in chosen.unique().tolist():
         rows, place = (chosen == one).nonzero(as_tuple=True)
-        both = x[rows] @ w13[one].T + b13[one]
-        gate, up = both[:, ::2].clamp(max=7), both[:, 1::2].clamp(-7, 7)
-        made = ((up + 1) * gate * (1.702 * gate).sigmoid()) @ w2[one].T + b2[one]
+        both = x[rows] @ w13[one].T
+        if b13 is None:
+            gate, up = both.chunk(2, -1)
+            made = (gate.sigmoid() * gate * up) @ w2[one].T
+        else:
+            both += b13[one]
+            gate, up = both[:, ::2].clamp(max=7), both[:, 1::2].clamp(-7, 7)
+            made = ((up + 1) * gate * (1.702 * gate).sigmoid()) @ w2[one].T + b2[one]
         output.index_add_(0, rows, made * shares[rows, place, None].to(made.dtype))
+
+
+def delta_rule(mixed: Any, b: Any, a: Any, output: Any, name: Any) -> None:
+    """A layer's gated delta nets, token by token, with the inputs and states that vLLM keeps."""
+    import torch
+    from torch.nn.functional import normalize, silu, softplus
+    from vllm.forward_context import get_forward_context
+    from vllm.utils.torch_utils import _resolve_layer_name
+
+    context = get_forward_context()
+    if context.attn_metadata is None:
+        return
+    layer = context.no_compile_layers[_resolve_layer_name(name)]
+    told, weight = context.attn_metadata[layer.prefix], layer.conv1d.weight[:, 0]
+    decays = (-layer.A_log.exp() * softplus(a + layer.dt_bias)).exp()[..., None, None]
+    begun, bounds = told.has_initial_state, told.non_spec_query_start_loc.tolist()
+    for i, place in enumerate(told.non_spec_state_indices_tensor[: len(bounds) - 1]):
+        own = slice(bounds[i], bounds[i + 1])
+        for one in layer.kv_cache if begun is not None and not begun[i] else ():
+            one[place] = 0
+        inputs, state = (one[place] for one in layer.kv_cache)
+        inputs = torch.cat([inputs, mixed[own]])
+        x = silu((inputs.unfold(0, weight.shape[1], 1) * weight).sum(-1))
+        q, k, v = (one[0] for one in layer.rearrange_mixed_qkv(x))
+        times = v.shape[1] // q.shape[1]
+        q, k = (normalize(one, dim=-1).repeat_interleave(times, 1)[..., None] for one in (q, k))
+        steps = zip(q / q.shape[-2] ** 0.5, k, v, decays[own], b[own].sigmoid(), strict=True)
+        for at, (query, key, value, decay, share) in enumerate(steps, own.start):
+            state = state * decay
+            change = share[:, None, None] * (value[..., None] - state @ key)
+            state = state + change @ key.mT
+            output[at] = (state @ query)[..., 0]
+        for one, new in zip(layer.kv_cache, (inputs[1 - weight.shape[1] :], state), strict=True):
+            one[place] = new
 
 
 SCHEMAS = {
@@ -159,7 +198,11 @@ def stand_in() -> Any:
     for schema, function in SCHEMAS.items():
         library.define(schema)
         library.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
-    sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")
+    torch.ops.vllm.cpu_gdn_attention_core = delta_rule
+    names = "_C_stable_libtorch", "model_executor.layers.mamba.ops.cpu.gdn_attention"
+    for name in (f"vllm.{one}" for one in names):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].register_cpu_gdn_attention_ops = lambda: None  # type: ignore[attr-defined]
     return library
 
 
