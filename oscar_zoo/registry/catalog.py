@@ -16,14 +16,13 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import FILE_NAME, MAX_PARTS, Manifest
-from oscar_zoo.artifact.names import ArtifactId, check_part
-from oscar_zoo.artifact.specs import Digest, Hex40, Hex64, Spec, Text, validated
-from oscar_zoo.errors import UsageError, malformed_hint
+from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
+from oscar_zoo.artifact.specs import Digest, Document, Hex40, Spec, Text
+from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.recipe import ModelRecipe, load_recipe
 
 SCHEMA_NAME = "manifest.schema.json"
@@ -40,7 +39,7 @@ class Catalog:
     ) -> None:
         self._recipes = tuple(sorted(recipes, key=lambda recipe: recipe.name.casefold()))
         self._manifests = {manifest.artifact_id.key: manifest for manifest in manifests}
-        self._seen = {ArtifactId.parse(known.id).key: known for known in seen}
+        self._seen = {known.artifact_id.key: known for known in seen}
         self._by_name: dict[str, ModelRecipe] = {}
         for recipe in self._recipes:
             for name in recipe.names:
@@ -178,22 +177,39 @@ def _json_files(folder: Traversable) -> Iterator[Traversable]:
 
 DIGESTS_NAME: Final = "known_digests.json"
 """Name of the file in the package `oscar_zoo.manifests`."""
+_AGAIN: Final = "install oscar-zoo again"
 
 
-class PayloadFile(Spec):
-    """One payload file of an artifact: POSIX path in its folder, sha256, size in bytes."""
+def _of_a_payload(file: FileDigest) -> FileDigest:
+    if file.path.count("/") >= MAX_PARTS or file.path.casefold() == FILE_NAME:
+        raise ValueError(f"{file.path!r} is no path of a payload file")
+    for part in file.path.split("/"):
+        check_part(part, "file name")  # raises a ValueError, as validators do
+    check_digest(f"sha256:{file.sha256}")
+    if not 1 <= file.size < 1 << 40:
+        raise ValueError(f"{file.path} has {file.size} bytes")
+    return file
 
-    path: Text
-    sha256: Hex64
-    size: Annotated[int, Field(ge=1, lt=1 << 40)]
+
+class Payload(Spec):
+    """One artifact by its payload, which is without `oscar.json`."""
+
+    id: Text
+    digest: Digest
+    files: Annotated[
+        tuple[Annotated[FileDigest, AfterValidator(_of_a_payload)], ...], Field(min_length=1)
+    ]
 
     @model_validator(mode="after")
-    def _safe(self) -> Self:
-        if self.path.count("/") >= MAX_PARTS or self.path.casefold() == FILE_NAME:
-            raise ValueError(f"{self.path!r} is no path of a payload file")
-        for part in self.path.split("/"):
-            check_part(part, "file name")  # raises a ValueError, as validators do
+    def _of_its_files(self) -> Self:
+        ArtifactId.parse(self.id)
+        if (digest := artifact_digest(self.files)) != self.digest:
+            raise ValueError(f"the digest of {self.id} is {digest}")
         return self
+
+    @property
+    def artifact_id(self) -> ArtifactId:
+        return ArtifactId.parse(self.id)
 
 
 class Seen(Spec):
@@ -207,50 +223,25 @@ class Seen(Spec):
     remark: Text | None = None
 
 
-class KnownDigest(Spec):
+class KnownDigest(Payload):
     """The payload of one artifact as it was seen."""
 
-    id: Text
-    digest: Digest
-    files: Annotated[tuple[PayloadFile, ...], Field(min_length=1)]
     seen: Seen
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        ArtifactId.parse(self.id)
-        if artifact_digest(self.file_digests) != self.digest:
-            raise ValueError(f"the digest of {self.id} is {artifact_digest(self.file_digests)}")
-        return self
 
-    @property
-    def file_digests(self) -> tuple[FileDigest, ...]:
-        """The payload, sorted by path."""
-        return tuple(sorted(FileDigest(file.path, file.sha256, file.size) for file in self.files))
-
-
-class KnownDigests(Spec):
+class KnownDigests(Document):
     """All of them, sorted by id without case, which is unique."""
 
+    NAME, CODE, REMEDY = DIGESTS_NAME, "known_digests", _AGAIN
     schema_: Literal["oscar-zoo.known-digests/1"] = Field(alias="schema")
     artifacts: tuple[KnownDigest, ...]
 
     @model_validator(mode="after")
     def _sorted(self) -> Self:
-        keys = [ArtifactId.parse(known.id).key for known in self.artifacts]
+        keys = [known.artifact_id.key for known in self.artifacts]
         if keys != sorted(set(keys)):
             raise ValueError("artifacts must be sorted by id and unique without case")
         return self
-
-    @classmethod
-    @malformed_hint("install oscar-zoo again")
-    def from_bytes(cls, data: bytes, *, what: str = DIGESTS_NAME) -> Self:
-        """Parse the file; raises `MalformedFile`."""
-        value = strict_json.loads(data, what=what)
-        return validated(cls, value, code="known_digests.schema", what=what)
-
-    def to_bytes(self) -> bytes:
-        """The file form: sorted keys, one space of indent, final newline."""
-        return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
 
 
 @cache
@@ -291,18 +282,10 @@ class TrustedKey(Spec):
         return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
 
 
-class TrustedKeys(Spec):
-    """All of them."""
-
+class TrustedKeys(Document):
+    NAME, CODE, REMEDY = KEYS_NAME, "trusted_keys", _AGAIN
     schema_: Literal["oscar-zoo.trusted-keys/1"] = Field(alias="schema")
     keys: tuple[TrustedKey, ...]
-
-    @classmethod
-    @malformed_hint("install oscar-zoo again")
-    def from_bytes(cls, data: bytes, *, what: str = KEYS_NAME) -> Self:
-        """Parse the file; raises `MalformedFile`."""
-        value = strict_json.loads(data, what=what)
-        return validated(cls, value, code="trusted_keys.schema", what=what)
 
 
 @cache

@@ -45,7 +45,7 @@ from oscar_zoo.errors import (
 from oscar_zoo.observer import Observer
 from oscar_zoo.registry import trust
 from oscar_zoo.registry.card import update_card
-from oscar_zoo.registry.catalog import Catalog, PayloadFile
+from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.base import CARD_NAME, INDEX_NAME, TIMESTAMP_NAME, Change, Commit, Hub
 from oscar_zoo.registry.index import Accepted, Index, IndexEntry, Summary
@@ -323,9 +323,7 @@ class Version:
             return IndexEntry(
                 id=str(self.id),
                 digest=self.digest,
-                files=tuple(
-                    PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in self.payload
-                ),
+                files=self.payload,
                 manifest_sha256=self.hashes[FILE_NAME],
                 model=manifest.model.id if manifest else previous.model if previous else None,
                 summary=Summary.of(manifest) if manifest else None,

@@ -192,7 +192,7 @@ def entry_of_index(listed: IndexEntry) -> Entry:
 def _offered(catalog: Catalog, view: HubView, artifact: ArtifactId, *, quick: bool) -> Entry:
     listed = view.index.entry(artifact)
     manifest = None if quick and view.is_remote else _manifest(view, artifact)
-    files = listed.file_digests if listed else manifest.file_digests if manifest else None
+    files = listed.files if listed else manifest.file_digests if manifest else None
     files = files or (() if quick else _listed_files(view, artifact))
     summary = listed.summary if listed else None
     return Entry(

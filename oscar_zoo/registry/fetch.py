@@ -43,7 +43,7 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.registry import pins, trust
 from oscar_zoo.registry.asking import explained, first_answer
-from oscar_zoo.registry.catalog import Catalog, PayloadFile
+from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress
 from oscar_zoo.registry.hubs.threads import in_parallel
 from oscar_zoo.registry.index import Index
@@ -465,7 +465,7 @@ def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) ->
     return Pin(
         id=str(record.id),
         digest=record.digest,
-        files=tuple(PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
+        files=record.files,
         manifest_sha256=record.manifest_sha256,
         hub=hub,
         revision=revision,

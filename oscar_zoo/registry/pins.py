@@ -11,16 +11,16 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from oscar_zoo import paths
-from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Hex64, Spec, Text, validated
-from oscar_zoo.errors import AmbiguousName, MalformedFile, PathNotFound, malformed_hint
+from oscar_zoo.artifact.specs import Document, Hex64, Text
+from oscar_zoo.errors import AmbiguousName, PathNotFound, malformed_hint
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.index import Listed
 
@@ -30,7 +30,6 @@ KNOWN_NAME = "known_artifacts.json"
 REPOSITORY = (".git", ".hg")
 """What the root of a repository has; that of a project may have `PROJECT` besides."""
 PROJECT = ("pyproject.toml",)
-MAX_BYTES = 16 << 20
 
 Source = Literal["index", "manifest", "listing", "content", "computed"]
 """Who promised the digest: an index, `oscar.json`, a hub's listing, or nobody (trust on first use
@@ -51,12 +50,14 @@ class Pin(Listed):
         return (self.digest, self.manifest_sha256) == (digest, manifest_sha256)
 
 
-class Pins(Spec):
+class Pins(Document):
     """The content of a lock file.
 
     `serials` holds the highest index serial seen, and `keys` the fingerprint of the key that signs
     the index, per hub."""
 
+    NAME, CODE, MAX_BYTES = LOCK_NAME, "lock", 16 << 20
+    REMEDY = "move it away; digests that were seen before are then forgotten"
     schema_: Literal["oscar-zoo.lock/1"] = Field(alias="schema")
     artifacts: tuple[Pin, ...] = ()
     serials: dict[str, Annotated[int, Field(ge=0, lt=1 << 53)]] = Field(default_factory=dict)
@@ -72,6 +73,10 @@ class Pins(Spec):
     @classmethod
     def empty(cls) -> Self:
         return cls(schema=SCHEMA)
+
+    def to_json(self) -> dict[str, Any]:
+        value = super().to_json()
+        return {name: said for name, said in value.items() if said or name == "artifacts"}
 
     def pin(self, artifact: ArtifactId) -> Pin | None:
         return next((pin for pin in self.artifacts if pin.artifact_id.key == artifact.key), None)
@@ -140,22 +145,14 @@ class PinFile:
 
     def read(self) -> Pins:
         """The pins as they are now; none when the file does not exist."""
-        hint = "move it away; digests that were seen before are then forgotten"
-        if self.path.name == LOCK_NAME:
-            hint = "restore it from your repository"
-        with malformed_hint(hint):
+        is_lock = self.path.name == LOCK_NAME
+        remedy = "restore it from your repository" if is_lock else Pins.REMEDY
+        with malformed_hint(remedy):
             try:
-                data = read_file(self.path, max_bytes=MAX_BYTES)
+                data = read_file(self.path, max_bytes=Pins.MAX_BYTES)
             except PathNotFound:
                 return Pins.empty()
-            value = strict_json.loads(data, what=str(self.path), max_bytes=MAX_BYTES)
-            if type(value) is not dict or value.get("schema") != SCHEMA:
-                raise MalformedFile(
-                    "lock.version",
-                    f"{self.path} is no {SCHEMA} file.",
-                    hint="was it written by a newer version?",
-                )
-            return validated(Pins, value, code="lock.schema", what=str(self.path))
+        return Pins.from_bytes(data, what=str(self.path), remedy=remedy)
 
     def update(self, change: Callable[[Pins], Pins]) -> None:
         """Replace the file by what `change` makes of it; nothing is written when that is the
@@ -168,12 +165,8 @@ class PinFile:
             after = change(before)
             if after == before:
                 return
-            value = after.model_dump(mode="json", by_alias=True)
-            for name in ("serials", "keys"):
-                if not value[name]:
-                    del value[name]
             durable.make_folders(self.path.parent)
-            durable.replace_file(self.path, strict_json.pretty_bytes(value))
+            durable.replace_file(self.path, after.to_bytes())
 
 
 def project_root(folder: Path | None = None) -> Path | None:

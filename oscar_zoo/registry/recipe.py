@@ -25,7 +25,7 @@ from oscar_zoo.artifact.specs import (
     largest_group,
     validated,
 )
-from oscar_zoo.errors import InvalidName, MalformedFile
+from oscar_zoo.errors import MalformedFile
 
 if TYPE_CHECKING:  # they need numpy, and the completion of a name does not
     from oscar_zoo.models.config_file import ConfigFile
@@ -104,11 +104,8 @@ class ModelRecipe(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelRecipe:
-        try:
-            for text in filter(None, (self.name, *self.aliases, self.default_tag)):
-                check_part(text)
-        except InvalidName as error:
-            raise ValueError(error.message) from None
+        for text in filter(None, (self.name, *self.aliases, self.default_tag)):
+            check_part(text)  # raises a ValueError, as validators do
         check_group_size(self.geometry.head_dims, self.serving.group_size)
         if self.geometry.num_q_heads % self.tensor_parallel:
             raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide num_q_heads")

@@ -19,14 +19,11 @@ from oscar_zoo import paths
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, path_text
-from oscar_zoo.artifact.specs import Digest, HistoryEntry, Score, Spec, Text, validated
+from oscar_zoo.artifact.specs import Digest, Document, HistoryEntry, Score, Text
 from oscar_zoo.errors import (
     DigestMismatchError,
-    InvalidName,
-    MalformedFile,
     PathNotFound,
     UsageError,
-    malformed_hint,
 )
 
 PERPLEXITY, RECALL = "perplexity", "recall"
@@ -199,10 +196,13 @@ FILE_NAME: Final = "scores.json"
 """Name of the file beside the `oscar.json` of an artifact folder."""
 
 
-class ScoreFile(Spec):
+class ScoreFile(Document):
     """Scores of one artifact, at most one about the same thing by the same reporter; those of an
     INT2 cache carry their BF16 baseline."""
 
+    NAME, CODE = FILE_NAME, "scores"
+    REMEDY = "measure again with `oscar-zoo eval`, or fetch it again"
+    NEWER = "a score file is what oscar-zoo eval writes"
     schema_: Literal["oscar-zoo.scores/1"] = Field(alias="schema")
     artifact: Text
     digest: Digest
@@ -210,10 +210,7 @@ class ScoreFile(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        try:
-            ArtifactId.parse(self.artifact)
-        except InvalidName as error:
-            raise ValueError(error.message) from None
+        ArtifactId.parse(self.artifact)
         seen = set()
         for score in self.scores:
             if key(score) in seen:
@@ -248,25 +245,6 @@ class ScoreFile(Spec):
                 got=digest,
                 hint=f"measure these bytes: oscar-zoo eval {artifact.reference}",
             )
-
-    def to_bytes(self) -> bytes:
-        """The file form: sorted keys, one space of indent, final newline."""
-        return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
-
-    @classmethod
-    @malformed_hint("measure again with `oscar-zoo eval`, or fetch it again")
-    def from_bytes(cls, data: bytes, *, what: str = FILE_NAME) -> Self:
-        """Parse an untrusted score file."""
-        value = strict_json.loads(data, what=what)
-        if type(value) is not dict:
-            raise MalformedFile("scores.schema", f"{what} is not a JSON object.")
-        if value.get("schema") != SCHEMA:
-            raise MalformedFile(
-                "scores.version",
-                f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}.",
-                hint="a score file is what oscar-zoo eval writes",
-            )
-        return validated(cls, value, code="scores.schema", what=what)
 
 
 def in_folder(folder: Path) -> Path:

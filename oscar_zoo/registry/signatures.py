@@ -287,7 +287,7 @@ def with_signature(
         code = str(signature.code)
         return Rejected("signature", code, message, checks=(failed,), signature=signature)
     outcome = replace(verify(), signature=signature)
-    if not isinstance(outcome, Verified) or not signature.is_there:
+    if not isinstance(outcome, Verified) or signature.state == "missing":
         return outcome
     state: State = "ok" if signature.state == "valid" else "warning"
     state = "not checked" if signature.state == "not_checked" else state

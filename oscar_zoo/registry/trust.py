@@ -24,7 +24,7 @@ from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Hex64, Spec, Text, validated
+from oscar_zoo.artifact.specs import Document, Hex64, Text
 from oscar_zoo.errors import (
     AmbiguousName,
     DigestMismatchError,
@@ -32,7 +32,6 @@ from oscar_zoo.errors import (
     MissingDependency,
     RollbackError,
     SignatureError,
-    malformed_hint,
 )
 from oscar_zoo.registry import signatures
 from oscar_zoo.registry.catalog import TIME_FORMAT, Catalog
@@ -183,12 +182,14 @@ LIFETIME = timedelta(days=90)
 """How long a timestamp is valid; every command that writes with the key renews it."""
 
 
-class Timestamp(Spec):
+class Timestamp(Document):
     """The document: which index is in force, and until when.
 
     `key` is the public key, DER in base64; `signature` is of all other fields in canonical JSON, in
     the same form."""
 
+    NAME, CODE = TIMESTAMP_NAME, "timestamp"
+    REMEDY = "ask the owner of the hub to sign it again"
     schema_: Literal["oscar-zoo.timestamp/1"] = Field(alias="schema")
     serial: Annotated[int, Field(ge=0, lt=1 << 53)]
     index_sha256: Hex64
@@ -214,17 +215,6 @@ class Timestamp(Spec):
         )
         signature = base64.b64encode(key.sign(unsigned.signed_bytes)).decode()
         return unsigned.model_copy(update={"signature": signature})
-
-    @classmethod
-    @malformed_hint("ask the owner of the hub to sign it again")
-    def from_bytes(cls, data: bytes, what: str) -> Self:
-        """Parse an untrusted document; raises `MalformedFile`."""
-        value = strict_json.loads(data, what=what)
-        return validated(cls, value, code="timestamp.schema", what=what)
-
-    def to_bytes(self) -> bytes:
-        """The file form."""
-        return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
 
     @property
     def signed_bytes(self) -> bytes:
@@ -268,7 +258,7 @@ def checked_key(
         if pinned is not None:
             raise SignatureError.for_hub(hub, f"is not signed any more; key {pinned[:16]} did")
         return None
-    found = Timestamp.from_bytes(stamp, f"{TIMESTAMP_NAME} of {hub}")
+    found = Timestamp.from_bytes(stamp, what=f"{TIMESTAMP_NAME} of {hub}")
     if pinned is not None and found.fingerprint != pinned:
         raise SignatureError.for_hub(
             hub, f"is signed by key {found.fingerprint[:16]}, and was by {pinned[:16]}"
@@ -291,7 +281,7 @@ def checked_key(
 def renewed(stamp: bytes | None, index: bytes, serial: int, key: SigningKey | None) -> bytes | None:
     """The timestamp to write beside `index`, or `None` where the one that is there stays or none is
     wanted."""
-    before = None if stamp is None else Timestamp.from_bytes(stamp, TIMESTAMP_NAME)
+    before = None if stamp is None else Timestamp.from_bytes(stamp)
     same = before is not None and before.index_sha256 == sha256_hex(index)
     if key is None:
         if before is not None and not same:

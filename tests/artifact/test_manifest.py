@@ -13,7 +13,7 @@ import tiny_artifacts as artifacts
 from tiny_artifacts import manifest, payload
 
 from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest
-from oscar_zoo.artifact.manifest import Manifest, Registry, Status, json_schema
+from oscar_zoo.artifact.manifest import Manifest, Registry, Status
 from oscar_zoo.artifact.reader import GROUPINGS
 from oscar_zoo.errors import MalformedFile
 from oscar_zoo.registry.catalog import KnownDigests, TrustedKeys, packaged_digests, packaged_keys
@@ -45,7 +45,7 @@ def test_the_mutable_block_is_apart(value: dict[str, Any]) -> None:
         Manifest.from_bytes(manifest.to_bytes())
     packaged = Manifest.from_bytes(manifest.to_bytes(), registry=True)
     assert packaged.registry is not None
-    assert packaged.immutable() == read(value)
+    assert packaged.model_copy(update={"registry": None}) == read(value)
 
 
 def model(**changes: Any) -> Change:
@@ -140,7 +140,8 @@ def test_formats_that_are_read_and_files_that_were_never_pulled(value: dict[str,
 
 
 def test_the_json_schema_is_closed() -> None:
-    blocks = [json_schema(), *json_schema()["$defs"].values()]
+    schema = Manifest.model_json_schema(by_alias=True)
+    blocks = [schema, *schema["$defs"].values()]
     assert all(
         block["additionalProperties"] is False for block in blocks if block.get("type") == "object"
     )
