@@ -191,14 +191,15 @@ def _of_a_payload(file: FileDigest) -> FileDigest:
     return file
 
 
+PayloadFile = Annotated[FileDigest, AfterValidator(_of_a_payload)]
+
+
 class Payload(Spec):
     """One artifact by its payload, which is without `oscar.json`."""
 
     id: Text
     digest: Digest
-    files: Annotated[
-        tuple[Annotated[FileDigest, AfterValidator(_of_a_payload)], ...], Field(min_length=1)
-    ]
+    files: Annotated[tuple[PayloadFile, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _of_its_files(self) -> Self:

@@ -6,7 +6,7 @@ The local store takes no part: the same hubs give the same entries everywhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -37,14 +37,14 @@ class Entry:
     finds out."""
 
     id: ArtifactId
-    manifest: Manifest | None
-    recipe: ModelRecipe | None
-    summary: Summary
-    digest: str | None
-    status: Status
-    scores: tuple[Score, ...]
-    hubs: tuple[str, ...]
-    payload_bytes: int | None
+    manifest: Manifest | None = None
+    recipe: ModelRecipe | None = None
+    summary: Summary = field(default_factory=Summary)
+    digest: str | None = None
+    status: Status = field(default_factory=Status)
+    scores: tuple[Score, ...] = ()
+    hubs: tuple[str, ...] = ()
+    payload_bytes: int | None = None
     accepted: tuple[Accepted, ...] = ()
     base: str | None = None
     where: Where = "public"
@@ -166,7 +166,6 @@ def entry_of(
         digest=manifest.digest,
         status=registry.status if registry else Status(),
         scores=joined(registry.scores if registry else (), scores),
-        hubs=(),
         payload_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         base=manifest.model.id,
     )
@@ -176,13 +175,10 @@ def entry_of_index(listed: IndexEntry) -> Entry:
     """The entry of what an index says, and nothing beside it."""
     return Entry(
         id=listed.artifact_id,
-        manifest=None,
-        recipe=None,
         summary=listed.summary or Summary(),
         digest=listed.digest,
         status=listed.status,
         scores=listed.scores,
-        hubs=(),
         payload_bytes=sum(file.size for file in listed.files),
         accepted=listed.accepted,
         base=listed.model,
@@ -191,23 +187,17 @@ def entry_of_index(listed: IndexEntry) -> Entry:
 
 def _offered(catalog: Catalog, view: HubView, artifact: ArtifactId, *, quick: bool) -> Entry:
     listed = view.index.entry(artifact)
+    entry = entry_of_index(listed) if listed else Entry(artifact)
     manifest = None if quick and view.is_remote else _manifest(view, artifact)
-    files = listed.files if listed else manifest.file_digests if manifest else None
-    files = files or (() if quick else _listed_files(view, artifact))
-    summary = listed.summary if listed else None
-    return Entry(
-        id=artifact,
-        manifest=manifest,
-        recipe=catalog.recipe(artifact.model),
-        summary=Summary.of(manifest) if manifest else summary or Summary(),
-        digest=artifact_digest(files) if files else None,
-        status=view.status(artifact),
-        scores=listed.scores if listed else (),
-        hubs=(view.hub.name,),
-        payload_bytes=sum(file.size for file in files) if files else None,
-        accepted=listed.accepted if listed else (),
-        base=manifest.model.id if manifest else listed.model if listed else None,
-    )
+    if manifest is not None:
+        summary, base = Summary.of(manifest), manifest.model.id
+        entry = replace(entry, manifest=manifest, summary=summary, base=base)
+    files = (manifest.file_digests if manifest else None) or ()
+    if listed is None and (files := files or (() if quick else _listed_files(view, artifact))):
+        size = sum(file.size for file in files)
+        entry = replace(entry, digest=artifact_digest(files), payload_bytes=size)
+    recipe, status = catalog.recipe(artifact.model), view.status(artifact)
+    return replace(entry, id=artifact, recipe=recipe, status=status, hubs=(view.hub.name,))
 
 
 def _manifest(view: HubView, artifact: ArtifactId) -> Manifest | None:
@@ -234,16 +224,15 @@ def _joined(known: Entry | None, offered: Entry) -> Entry:
     if known is None:
         return offered
     first, second = (known, offered) if known.hubs else (offered, known)
-    return Entry(
+    return replace(
+        first,
         id=known.id,
         manifest=first.manifest or second.manifest,
         recipe=known.recipe,
         summary=first.summary if first.summary != Summary() else known.summary,
         digest=first.digest or known.digest,
-        status=first.status,
         scores=joined(first.scores, second.scores),
         hubs=(*known.hubs, *offered.hubs),
         payload_bytes=first.payload_bytes or known.payload_bytes,
-        accepted=first.accepted,
         base=first.base or second.base,
     )

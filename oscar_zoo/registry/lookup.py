@@ -12,7 +12,7 @@ from shlex import quote
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, path_text
 from oscar_zoo.errors import (
     AccessError,
@@ -145,13 +145,9 @@ def _stored(reference: Reference) -> Entry | None:
         return replace(entry, summary=summary, accepted=accepted)
     return Entry(
         id=record.id,
-        manifest=None,
         recipe=Catalog.packaged().recipe(record.id.model),
         summary=Summary(measured=record.measured),
         digest=record.digest,
-        status=Status(),
-        scores=(),
-        hubs=(),
         payload_bytes=sum(file.size for file in record.files),
         accepted=accepted,
     )

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import Any, Self
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from oscar_zoo import paths
-from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import (
     MAX_PAYLOAD_BYTES,
     FileDigest,
@@ -36,6 +38,7 @@ from oscar_zoo.artifact.files import (
 )
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference, check_digest, check_part
+from oscar_zoo.artifact.specs import Digest, Document, Hex64
 from oscar_zoo.errors import (
     AmbiguousName,
     ArtifactNotFound,
@@ -46,12 +49,67 @@ from oscar_zoo.errors import (
     PathNotFound,
 )
 from oscar_zoo.next_step import Pull
-from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.catalog import Catalog, PayloadFile
 from oscar_zoo.registry.measured import Measured
 
 COMPLETE = ".complete"
 BESIDE = (FILE_NAME, SIGNATURE_NAME)
 """Files of an artifact that are no payload."""
+
+
+RECORD_SCHEMA: Final = "oscar-zoo.record/1"
+RECORD_NAME: Final = "record.json"
+
+
+def _parsed(text: str | ArtifactId) -> ArtifactId:
+    return text if isinstance(text, ArtifactId) else ArtifactId.parse(text)
+
+
+class Record(Document):
+    """What the store knows about an entry without reading its payload; entries of older versions
+    have no `level`, and keys of newer ones are passed over. What it was published in spite of, and
+    the perplexity and recall, are what the index of its hub said."""
+
+    model_config = ConfigDict(extra="ignore")
+    NAME, CODE, REMEDY = RECORD_NAME, "record", "fetch it again"
+
+    schema_: Literal["oscar-zoo.record/1"] = Field(alias="schema")
+    id: Annotated[ArtifactId, BeforeValidator(_parsed), PlainSerializer(str)]
+    digest: Digest
+    files: tuple[PayloadFile, ...]
+    manifest_sha256: Hex64 | None
+    source: str
+    fetched: str
+    path: Annotated[Path, Field(exclude=True)] = Path()
+    revision: str | None = None
+    level: str | None = None
+    warnings: tuple[str, ...] = ()
+    signature_sha256: Hex64 | None = None
+    accepted: tuple[str, ...] = ()
+    measured: Annotated[Measured | None, BeforeValidator(Measured.from_json)] = None
+
+    @property
+    def fetch_again(self) -> str:
+        """The command that fetches the version again, from the hub that it came from."""
+        return f"oscar-zoo pull {self.id.reference} --hub {quote(self.source)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `record.json`; the folder is not part of it."""
+        optional = ("signature_sha256", "accepted", "measured")
+        value = super().to_json()
+        return {name: said for name, said in value.items() if said or name not in optional}
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """The record in `folder`, or `None` when there is none that this version wrote for this
+        place."""
+        try:
+            record = cls.from_bytes(read_file(folder / RECORD_NAME, max_bytes=cls.MAX_BYTES))
+        except (MalformedFile, PathNotFound):
+            return None
+        expected = (record.digest, "sha256:" + folder.parent.name)
+        is_here = expected == (artifact_digest(record.files), record.digest)
+        return record.model_copy(update={"path": folder}) if is_here else None
 
 
 @dataclass(frozen=True)
@@ -111,6 +169,7 @@ class Store:
         folder = self.artifacts / check_digest(digest).removeprefix("sha256:")
         beside = {name: sha256_hex(files[name]) for name in BESIDE if name in files}
         record = Record(
+            schema=RECORD_SCHEMA,
             id=artifact,
             digest=digest,
             files=digests,
@@ -320,98 +379,6 @@ def inside(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-RECORD_SCHEMA = "oscar-zoo.record/1"
-RECORD_NAME = "record.json"
-
-
-@dataclass(frozen=True)
-class Record:
-    """What the store knows about an entry without reading its payload; entries of older versions
-    have no `level`. What it was published in spite of, and the perplexity and recall, are what the
-    index of its hub said."""
-
-    id: ArtifactId
-    digest: str
-    files: tuple[FileDigest, ...]
-    manifest_sha256: str | None
-    source: str
-    fetched: str
-    path: Path
-    revision: str | None = None
-    level: str | None = None
-    warnings: tuple[str, ...] = ()
-    signature_sha256: str | None = None
-    accepted: tuple[str, ...] = ()
-    measured: Measured | None = None
-
-    @property
-    def fetch_again(self) -> str:
-        """The command that fetches the version again, from the hub that it came from."""
-        return f"oscar-zoo pull {self.id.reference} --hub {quote(self.source)}"
-
-    def to_bytes(self) -> bytes:
-        """The content of `record.json`; the folder is not part of it."""
-        value: dict[str, Any] = {
-            "schema": RECORD_SCHEMA,
-            "id": str(self.id),
-            "digest": self.digest,
-            "files": [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in self.files],
-            "manifest_sha256": self.manifest_sha256,
-            "source": self.source,
-            "fetched": self.fetched,
-            "revision": self.revision,
-            "level": self.level,
-            "warnings": list(self.warnings),
-            "signature_sha256": self.signature_sha256,
-            "accepted": list(self.accepted),
-            "measured": self.measured.model_dump(mode="json") if self.measured else None,
-        }
-        for name in ("signature_sha256", "accepted", "measured"):
-            if not value[name]:
-                del value[name]
-        return strict_json.pretty_bytes(value)
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """The record in `folder`, or `None` when there is none that this version wrote for this
-        place."""
-        try:
-            value = strict_json.loads(
-                read_file(folder / RECORD_NAME, max_bytes=strict_json.MAX_BYTES), what=RECORD_NAME
-            )
-            files = tuple(
-                FileDigest(check_part(row["path"]), _checked_hex(row["sha256"]), int(row["size"]))
-                for row in value["files"]
-            )
-            record = cls(
-                id=ArtifactId.parse(value["id"]),
-                digest=artifact_digest(files),
-                files=files,
-                manifest_sha256=_or_none(value["manifest_sha256"], _checked_hex),
-                source=str(value["source"]),
-                fetched=str(value["fetched"]),
-                path=folder,
-                revision=_or_none(value.get("revision"), str),
-                level=_or_none(value.get("level"), str),
-                warnings=tuple(str(code) for code in value.get("warnings", ())),
-                signature_sha256=_or_none(value.get("signature_sha256"), _checked_hex),
-                accepted=tuple(str(what) for what in value.get("accepted", ())),
-                measured=Measured.from_json(value.get("measured")),
-            )
-        except (MalformedFile, LookupError, TypeError, ValueError):
-            return None
-        expected = (RECORD_SCHEMA, record.digest, "sha256:" + folder.parent.name)
-        return record if expected == (value["schema"], value["digest"], record.digest) else None
-
-
-def _checked_hex(text: str) -> str:
-    return check_digest(f"sha256:{text}").removeprefix("sha256:")
-
-
-def _or_none(value: Any, read: Callable[[Any], str]) -> str | None:
-    return None if value is None else read(value)
 
 
 def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> Path:
