@@ -7,7 +7,6 @@ Bytes that fail verification, or that break a promise (see `trust`), never reach
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -44,7 +43,7 @@ from oscar_zoo.errors import (
 from oscar_zoo.registry import pins, trust
 from oscar_zoo.registry.asking import explained, first_answer
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress
+from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress, is_commit
 from oscar_zoo.registry.hubs.threads import in_parallel
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.known_names import status_warnings
@@ -65,7 +64,6 @@ T = TypeVar("T")
 PARALLEL_FILES = 4
 ABSENT: Any = Field(exclude_if=lambda value: value is None)
 """Of a field that the JSON has only where there is something to say."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -269,7 +267,7 @@ class PullJob:
         """What `hub` offers, its listing already held against every promise."""
         pin = self.pin
         at_home = pin is not None and pins.same_hub(hub.name, pin.hub)
-        if pin is not None and at_home and _COMMIT.fullmatch(pin.revision or ""):
+        if pin is not None and at_home and is_commit(pin.revision):
             with self._at_pinned_commit(hub):
                 view = HubView(hub.at(str(pin.revision)), self.catalog, Index.empty())
                 found = view.offer(pin.artifact_id)
@@ -390,9 +388,7 @@ class PullJob:
 
 
 def fetch_files(offer: ResolvedArtifact, progress: Progress | None = None) -> dict[str, bytes]:
-    """The payload, every file as its hub lists it.
-
-    A file that differs from the listing is fetched once more from the same hub, then refused."""
+    """The payload, every file as its hub lists it."""
     size = sum(file.size for file in offer.files)
     if size > MAX_ARTIFACT_BYTES:
         text = f"{offer.id} has {size} bytes, at most {MAX_ARTIFACT_BYTES} are fetched."
@@ -434,11 +430,10 @@ def verify_payload(offer: ResolvedArtifact, payload: dict[str, bytes]) -> Verifi
 
 
 def _fetch(offer: ResolvedArtifact, file: HubFile, progress: Progress | None) -> bytes:
-    for _ in range(2):
-        data = offer.hub.fetch(offer.id, file.path, limit=file.size, progress=progress)
-        got = sha256_hex(data)
-        if len(data) == file.size and file.sha256 in (None, got):
-            return data
+    data = offer.hub.fetch(offer.id, file.path, limit=file.size, progress=progress)
+    got = sha256_hex(data)
+    if len(data) == file.size and file.sha256 in (None, got):
+        return data
     want = file.sha256 or f"{file.size} bytes"
     seen = got if file.sha256 else f"{len(data)} bytes"
     what = f"{file.path} of {offer.id} on {offer.hub.title}"

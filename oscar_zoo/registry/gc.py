@@ -25,11 +25,11 @@ from typing import NamedTuple
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.errors import MalformedFile, PathNotFound
+from oscar_zoo.registry.hubs.base import is_commit
 from oscar_zoo.registry.store import COMPLETE, RECORD_NAME, RECORD_SCHEMA, Record, Store, inside
 
 HUB_METADATA_SECONDS = 30 * 24 * 3600
 _HEX = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _PATIENCE = 10.0
 
 
@@ -145,7 +145,7 @@ def _hub_metadata(store: Store, before: float) -> Iterator[Garbage]:
     """What hubs said of commits that nobody asked for in a month."""
     for hub in _folders(store.root / "hubs"):
         for folder in _folders(hub):
-            if _COMMIT.fullmatch(folder.name):
+            if is_commit(folder.name):
                 yield from _item(folder, "hub metadata", before)
 
 

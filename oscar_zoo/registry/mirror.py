@@ -7,7 +7,6 @@ too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,15 +33,13 @@ from oscar_zoo.registry.changes import (
 )
 from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
 from oscar_zoo.registry.hubs import address
-from oscar_zoo.registry.hubs.base import Change, Hub, Progress
+from oscar_zoo.registry.hubs.base import Change, Hub, Progress, is_commit
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.params import MirrorParams
 from oscar_zoo.registry.view import HubView
 
 Outcome = Literal["copied", "already there", "would be copied", "proposed"]
 _Shown = Literal["copied", "already_there", "would_be_copied", "proposed"]
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -243,7 +240,7 @@ def _source_entry(view: HubView, version: Version) -> IndexEntry:
         return entry
     scheme, _, place = view.hub.name.partition(":")
     repo = place.partition("@")[0]
-    pinned = view.hub.revision if _COMMIT.fullmatch(view.hub.revision or "") else None
+    pinned = view.hub.revision if is_commit(view.hub.revision) else None
     return entry.model_copy(
         update={"hubs": entry.hubs | {scheme: HubLocation(repo=repo, revision=pinned)}}
     )

@@ -192,15 +192,10 @@ LIES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 @pytest.mark.parametrize("name", ["oscar.json", "v.pt"])
 @pytest.mark.parametrize("lie", LIES)
 def test_other_content_is_fetched_once_more_and_then_refused(name: str, lie: str) -> None:
-    """The sha256 of payload is compared by whoever asked for it, while it is hashed anyway."""
     wrong, words = LIES[lie]
     path = f"{QWEN}/{name}"
     source = Repository(lie=wrong, lies=1)
-    fetched = FakeHub(source).fetch(QWEN, name, limit=1 << 20)
-    if lie == "flipped" and name == "v.pt":
-        assert fetched == wrong(FILES[path])
-        return
-    assert fetched == FILES[path]
+    assert FakeHub(source).fetch(QWEN, name, limit=1 << 20) == FILES[path]
     assert source.asked.count(f"read {path}") == 2
     source = Repository({NEW: dict(FILES)}, NEW, lie=wrong)
     with pytest.raises((DigestMismatchError, MalformedFile), match=words):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, Self
@@ -25,7 +26,12 @@ CARD_NAME = "README.md"
 MAX_ROOT_BYTES = 8 << 20
 """Largest index or card that is read."""
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _TRUE = frozenset(("1", "true", "yes", "on"))
+
+
+def is_commit(value: object) -> bool:
+    return isinstance(value, str) and _COMMIT.fullmatch(value) is not None
 
 
 def is_true(variable: str) -> bool:

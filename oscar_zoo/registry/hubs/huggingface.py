@@ -39,9 +39,17 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.registry.hubs import http
-from oscar_zoo.registry.hubs.base import CARD_NAME, Change, Commit, HubFile, Limits, is_true
+from oscar_zoo.registry.hubs.base import (
+    CARD_NAME,
+    Change,
+    Commit,
+    HubFile,
+    Limits,
+    is_commit,
+    is_true,
+)
 from oscar_zoo.registry.hubs.http import HttpReply, Origin, Transport
-from oscar_zoo.registry.hubs.remote import Listing, RemoteHub
+from oscar_zoo.registry.hubs.remote import Listing, RemoteHub, by_path, listed_file
 from oscar_zoo.registry.hubs.threads import within
 
 T = TypeVar("T")
@@ -86,7 +94,7 @@ class HuggingFaceHub(RemoteHub):
         return f"{self.plain_name} {self.endpoint}"
 
     def resolve(self, revision: str | None) -> str:
-        if revision is not None and COMMIT.fullmatch(revision):
+        if revision is not None and is_commit(revision):
             return revision
         named = "" if revision is None else f"/revision/{quote(revision, safe='')}"
         seconds = min(http.ANSWER_SECONDS, self._limits.read)
@@ -95,21 +103,19 @@ class HuggingFaceHub(RemoteHub):
         return parse_commit(reply.body, self.title)
 
     def listing(self, revision: str) -> Listing:
+        return by_path(self.title, self._listed(revision))
+
+    def _listed(self, revision: str) -> Iterator[HubFile]:
         transport = self._transport(revision)
         end = time.monotonic() + LISTING_SECONDS
-        files: dict[str, HubFile] = {}
-        address = f"{self._api}/tree/{quote(revision, safe='')}?recursive=true"
+        address: str | None = f"{self._api}/tree/{quote(revision, safe='')}?recursive=true"
         for _ in range(MAX_PAGES):
             left = end - time.monotonic()
-            reply = transport.get(address, limit=MAX_PAGE_BYTES, seconds=left)
-            for file in parse_page(reply.body, self.title):
-                if file.path in files:
-                    raise HubUnreachable.for_hub(self.title, "its listing names a file twice")
-                files[file.path] = file
-            following = next_page(reply.headers, address, self.title)
-            if following is None:
-                return files
-            address = following
+            reply = transport.get(str(address), limit=MAX_PAGE_BYTES, seconds=left)
+            yield from parse_page(reply.body, self.title)
+            address = next_page(reply.headers, str(address), self.title)
+            if address is None:
+                return
         raise HubUnreachable.for_hub(self.title, f"its listing has more than {MAX_PAGES} pages")
 
     def read(
@@ -154,7 +160,7 @@ class HuggingFaceHub(RemoteHub):
             )
 
         info = self._write("writing", send, size=sum(len(data) for _, data in paths))
-        if not COMMIT.fullmatch(str(info.oid)):
+        if not is_commit(info.oid):
             raise HubUnreachable.for_hub(self.title, "its answer names no commit")
         if change.propose and not info.pr_url:  # nothing would change
             text = f"{self.title} has all of this already: there is nothing to propose."
@@ -288,7 +294,6 @@ def _quiet() -> Iterator[None]:
 
 
 MAX_PAGE_BYTES = 8 << 20
-COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NEXT = re.compile(r'<([^<>]*)>\s*;\s*rel="?next"?')
 _DISABLED = "Access to this resource is disabled."
@@ -299,7 +304,7 @@ def parse_commit(body: bytes, title: str) -> str:
     """The commit that the description of a repository names."""
     about = _parse(body, title)
     commit = about.get("sha") if isinstance(about, dict) else None
-    if not _matches(COMMIT, commit):
+    if not is_commit(commit):
         raise HubUnreachable.for_hub(title, "its answer names no commit")
     return str(commit)
 
@@ -380,17 +385,12 @@ def _parse(body: bytes, title: str) -> Json:
 
 def _file(row: dict[str, Json], title: str) -> HubFile:
     path, size, oid, lfs = (row.get(key) for key in ("path", "size", "oid", "lfs"))
-    if type(path) is not str or type(size) is not int or size < 0:
-        raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
     if lfs is None:
-        if not _matches(COMMIT, oid):
+        if not is_commit(oid):
             raise HubUnreachable.for_hub(title, "its listing has a file without an oid")
-        return HubFile(path, size, None, str(oid))
+        return listed_file(title, path, size, git_oid=oid)
     told = lfs if isinstance(lfs, dict) else {}
-    if not _matches(_SHA256, told.get("oid")) or told.get("size") != size:
+    sha256 = told.get("oid")
+    if type(sha256) is not str or not _SHA256.fullmatch(sha256) or told.get("size") != size:
         raise HubUnreachable.for_hub(title, "its listing has a file in LFS without a sha256")
-    return HubFile(path, size, str(told["oid"]))
-
-
-def _matches(pattern: re.Pattern[str], value: Json) -> bool:
-    return type(value) is str and pattern.fullmatch(value) is not None
+    return listed_file(title, path, size, sha256=sha256)

@@ -3,15 +3,24 @@ rotation hub.
 
 Publishing stages the files in the same file system and renames the whole folder to its place, so a
 version is absent or complete, and two publishers cannot mix, whatever locks the file system has.
-The root files are replaced after that, the index last and by compare and swap (`turns`), so a kill
+The root files are replaced after that, the index last and by compare and swap, so a kill
 in between leaves a version that is only not in the index yet, and no writer overwrites the entry of
 another. A lock, where there are locks, saves work. Links and unsafe names are never followed.
+
+A writer claims the turn after the index that it read: it links its own index to the name
+`.after.<sha256 of the index read>`. Only one link of a name can exist, on any file system that has
+links, so of two writers one is refused and reads again. The claim holds the whole next index, so
+whoever finds a claim after `index.json` knows what comes next and can finish for a writer that was
+killed. What counts is therefore the end of the chain of claims from `index.json` on: one that is
+put back by a slow helper is led forward again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
@@ -30,7 +39,6 @@ from oscar_zoo.errors import (
     StorageError,
     UsageError,
 )
-from oscar_zoo.registry.hubs import turns
 from oscar_zoo.registry.hubs.base import (
     INDEX_NAME,
     MAX_ROOT_BYTES,
@@ -43,6 +51,11 @@ from oscar_zoo.registry.hubs.base import (
 
 _LOCK_NAME = ".lock"
 _LOCK_SECONDS = 60
+_LONGEST_CHAIN = 10_000
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+CLAIM_PREFIX = ".after."
+KEPT_SECONDS = 24 * 3600
+"""How long a claim stays after its index was written, for helpers that were asleep."""
 
 
 class LocalHub:
@@ -71,7 +84,7 @@ class LocalHub:
     def revision(self) -> str:
         """sha256 of the index, of nothing where there is none; read once, then the same until
         `refresh`."""
-        return turns.token(self._pinned_index())
+        return _token(self._pinned_index())
 
     def at(self, revision: str) -> Self:
         """This hub, if it still is what `revision` says: a folder keeps no history."""
@@ -162,14 +175,14 @@ class LocalHub:
         """Nothing: a folder has no tags, and its versions do not move."""
 
     def _write(self, change: Change) -> None:
-        if change.parent != turns.token(turns.current(self.root)):
+        if change.parent != _token(_current(self.root)):
             raise StaleRevision.for_hub(self.title)
         if change.artifact is not None:
             self._place(change.artifact, change.files)
         for name in sorted(change.root.keys() - {INDEX_NAME, TIMESTAMP_NAME}):
             durable.replace_file(self.root / name, change.root[name])
         index = change.root.get(INDEX_NAME)
-        if index is not None and not turns.write(self.root, change.parent, index):
+        if index is not None and not _write_index(self.root, change.parent, index):
             raise StaleRevision.for_hub(self.title, placed=change.artifact is not None)
         if (stamp := change.root.get(TIMESTAMP_NAME)) is not None:  # by who has the turn alone
             durable.replace_file(self.root / TIMESTAMP_NAME, stamp)
@@ -199,7 +212,7 @@ class LocalHub:
 
     def _pinned_index(self) -> bytes | None:
         if self._view is None:
-            self._view = (turns.current(self.root),)
+            self._view = (_current(self.root),)
         return self._view[0]
 
     def _folder(self, artifact: ArtifactId) -> Path:
@@ -254,3 +267,89 @@ def _is_safe(name: str) -> bool:
     except InvalidName:
         return False
     return True
+
+
+def _token(index: bytes | None) -> str:
+    """The name of an index: sha256 of its bytes, of nothing where there is none."""
+    return sha256_hex(index or b"")
+
+
+def _current(root: Path) -> bytes | None:
+    """The index of the hub in `root`: `index.json`, or what was claimed after it.
+
+    `None` where there is no `index.json`; the next writer brings it back where it was deleted."""
+    index = _read(root / INDEX_NAME)
+    return None if index is None else _last(root, index)
+
+
+def _write_index(root: Path, parent: str, index: bytes) -> bool:
+    """Write `index` as the one after `parent`.
+
+    Returns:
+        False where another writer has that turn; its index is in place then.
+    """
+    before = _current(root)
+    won = _token(before) == parent and _win(root, before, index)
+    _settle(root)
+    if won:
+        _forget(root)
+    return won
+
+
+def _win(root: Path, before: bytes | None, index: bytes) -> bool:
+    if index == before:
+        return True
+    fresh = durable.temp_path(root)
+    try:
+        durable.write_new(fresh, index)
+        try:
+            os.link(fresh, _claim(root, before), follow_symlinks=False)
+        except FileExistsError:
+            return _read(_claim(root, before)) == index  # as of a run that was killed
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            os.replace(fresh, root / INDEX_NAME)  # noqa: PTH105  (the lock is all there is)
+        durable.sync_folder(root)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return True
+
+
+def _settle(root: Path) -> None:
+    """Bring `index.json` to the end of the chain."""
+    index = _read(root / INDEX_NAME)
+    last = _last(root, index)
+    if last is not None and index != last:
+        durable.replace_file(root / INDEX_NAME, last)
+
+
+def _last(root: Path, index: bytes | None) -> bytes | None:
+    """The end of the chain of claims from `index` on."""
+    for _ in range(_LONGEST_CHAIN):
+        following = _read(_claim(root, index))
+        if following is None:
+            break
+        index = following
+    return index
+
+
+def _forget(root: Path) -> None:
+    """Remove claims of long ago, other than those that count."""
+    index = _read(root / INDEX_NAME)
+    for path in root.glob(f"{CLAIM_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            old = time.time() - path.lstat().st_mtime > KEPT_SECONDS
+            if old and path != _claim(root, index):
+                path.unlink()
+
+
+def _claim(root: Path, index: bytes | None) -> Path:
+    return root / f"{CLAIM_PREFIX}{_token(index)}"
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return read_file(path, max_bytes=MAX_ROOT_BYTES)
+    except PathNotFound:
+        return None

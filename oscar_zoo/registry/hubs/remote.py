@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -24,10 +23,12 @@ from oscar_zoo import paths
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import mistaken_content, read_file, sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, check_part
+from oscar_zoo.artifact.strict_json import Json
 from oscar_zoo.errors import (
     ArtifactNotFound,
     DigestMismatchError,
     ForeignFolder,
+    HubUnreachable,
     InvalidName,
     MalformedFile,
     NotFoundError,
@@ -35,7 +36,14 @@ from oscar_zoo.errors import (
     StaleRevision,
     UsageError,
 )
-from oscar_zoo.registry.hubs.base import MAX_ROOT_BYTES, Change, Commit, HubFile, Progress
+from oscar_zoo.registry.hubs.base import (
+    MAX_ROOT_BYTES,
+    Change,
+    Commit,
+    HubFile,
+    Progress,
+    is_commit,
+)
 
 MANIFEST_NAME = "oscar.json"
 """`artifact.manifest.FILE_NAME`, without what importing it costs."""
@@ -154,8 +162,8 @@ class RemoteHub(ABC):
         if path != MANIFEST_NAME:
             return self._read(file, limit, told)
         data = self._kept(file, limit)
-        if told is not None:
-            told(len(data))
+        if progress is not None:
+            progress(path, len(data), size)
         return data
 
     def root_file(self, path: str) -> bytes | None:
@@ -196,19 +204,12 @@ class RemoteHub(ABC):
 
     def _kept(self, file: HubFile, limit: int) -> bytes:
         """A small file, from the cache or through it; compared with the listing either way."""
-        read = partial(self._read, file, limit, None, whole=True)
+        read = partial(self._read, file, limit)
         data = self.cache.file(self.revision, file.path, read)
-        if difference(file, data, whole=True) is not None or len(data) > limit:
-            return read()
-        return data
+        return read() if difference(file, data) is not None or len(data) > limit else data
 
     def _read(
-        self,
-        file: HubFile,
-        limit: int,
-        progress: Callable[[int], None] | None,
-        *,
-        whole: bool = False,
+        self, file: HubFile, limit: int, progress: Callable[[int], None] | None = None
     ) -> bytes:
         """One file. A copy that differs from the listing is fetched once more from the same hub,
         then refused."""
@@ -224,7 +225,7 @@ class RemoteHub(ABC):
                 if last:
                     raise
                 continue
-            wrong = difference(file, data, whole=whole)
+            wrong = difference(file, data)
             if wrong is None:
                 return data
         raise DigestMismatchError(
@@ -233,9 +234,8 @@ class RemoteHub(ABC):
         )
 
 
-def difference(file: HubFile, data: bytes, *, whole: bool = True) -> str | None:
-    """How `data` differs from what is listed, in words that follow the file's name, or `None`; a
-    sha256 that is listed is compared where `whole` says so."""
+def difference(file: HubFile, data: bytes) -> str | None:
+    """How `data` differs from what is listed, in words that follow the file's name, or `None`."""
     if len(data) != file.size:
         mistaken = mistaken_content(data)
         seen = "empty" if not data else f"as {mistaken[1] if mistaken else f'{len(data):,} bytes'}"
@@ -249,10 +249,24 @@ def difference(file: HubFile, data: bytes, *, whole: bool = True) -> str | None:
         )
         same = want in (got, git_oid(pointer.encode()))
         return None if same else f"arrived with git oid {got}, expected {want}"
-    if whole and file.sha256 is not None:
-        got, want = sha256_hex(data), file.sha256
-        return f"arrived with sha256 {got}, expected {want}" if got != want else None
-    return None
+    if file.sha256 in (None, got := sha256_hex(data)):
+        return None
+    return f"arrived with sha256 {got}, expected {file.sha256}"
+
+
+def listed_file(title: str, path: Json, size: Json, **digests: Json) -> HubFile:
+    """A file as the hub `title` lists it; `digests` are checked already."""
+    if type(path) is not str or type(size) is not int or size < 0:
+        raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
+    return HubFile(path, size, digests.get("sha256"), digests.get("git_oid"))
+
+
+def by_path(title: str, files: Iterable[HubFile]) -> dict[str, HubFile]:
+    found: dict[str, HubFile] = {}
+    for file in files:
+        if found.setdefault(file.path, file) is not file:
+            raise HubUnreachable.for_hub(title, "its listing names a file twice")
+    return found
 
 
 def git_oid(data: bytes) -> str:
@@ -278,7 +292,6 @@ MAX_COMMITS = 8
 """Commits kept of one hub, the newest."""
 LOCK_SECONDS = 10.0
 _ANSWERED = "answered"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class MetadataCache:
@@ -320,12 +333,12 @@ class MetadataCache:
 
     def _commits(self) -> list[Path]:
         with contextlib.suppress(OSError):
-            return [entry for entry in self._folder.iterdir() if _COMMIT.fullmatch(entry.name)]
+            return [entry for entry in self._folder.iterdir() if is_commit(entry.name)]
         return []
 
     def _once(self, revision: str, name: str, fetch: Callable[[], bytes]) -> bytes:
         place = self._folder / revision / name
-        if _COMMIT.fullmatch(revision) is None or not _is_ours(place, self._root):
+        if not is_commit(revision) or not _is_ours(place, self._root):
             return fetch()
         data = _read(place, self._root, revision, name)
         if data is not None:
