@@ -31,7 +31,6 @@ class Answer:
 
     @property
     def state(self) -> Literal["works", "does not work", "not tried"]:
-        """The answer in one word or three."""
         return "works" if self.tested else "does not work" if self.reason else "not tried"
 
 
@@ -105,5 +104,4 @@ ARCHITECTURES = (
 
 
 def architecture(model_type: str) -> Architecture | None:
-    """The row for a model type of `config.json`, or `None` where nothing is known."""
     return next((row for row in ARCHITECTURES if model_type in row.model_types), None)

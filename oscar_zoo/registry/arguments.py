@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def clip_of(clip: tuple[float, float] | Clip | None) -> Clip | None:
-    """Clip ratios of keys and values; raises `UsageError` when one is not between 0 and 1."""
     from oscar_zoo.artifact.specs import Clip
 
     if not isinstance(clip, tuple):
@@ -50,5 +49,4 @@ def option_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """The command line of `oscar-zoo` with these arguments, for a shell."""
     return f"oscar-zoo {shlex.join(words)}"

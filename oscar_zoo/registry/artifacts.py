@@ -82,17 +82,14 @@ class Artifact:
 
     @property
     def model(self) -> str | None:
-        """Such as `Qwen3-8B`."""
         return self.id.partition("/")[0] if self.id else None
 
     @property
     def tag(self) -> str | None:
-        """Such as `seq20000_prompt83_group128`."""
         return self.id.partition("/")[2] if self.id else None
 
     @cached_property
     def verified(self) -> Verified:
-        """The outcome of verification; it runs now where it did not run before."""
         return self.outcome or self.verify()
 
     def verify(self) -> Verified:
@@ -133,10 +130,8 @@ class Artifact:
 
 
 def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artifact:
-    """Open what `target` means; a name that is not in the store is pulled first.
-
-    A folder with a model stands for the artifact of its name. A copy in the store is taken without
-    a request, unless `sources` names hubs."""
+    """Open what `target` means; a name that is not in the store is pulled first. A copy in the
+    store is taken without a request, unless `sources` names hubs."""
     if isinstance(target, PathTarget):
         return open_folder(one_artifact(target.path), observer)
     try:
@@ -149,7 +144,6 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
 
 
 def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Observer) -> Artifact:
-    """`open_artifact` of a name, or of the folder of a model."""
     store, reference = Store(), target.reference
     prefer_installed = not sources.named
     with looking_up(target, observer):
@@ -171,7 +165,6 @@ def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Obs
 
 
 def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observer) -> Artifact:
-    """Open what `registry.pull` gave, and tell its warnings."""
     for text in result.notes:
         observer.note(Note("artifact.hub", text))
     for text in result.warnings:
@@ -185,7 +178,6 @@ def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observ
 
 
 def warning_note(text: str) -> Note:
-    """The remark for a warning of an artifact: a code of verification, or a sentence."""
     return Note("artifact.warning", warning_text(text), {"warning": text}, kind="warning")
 
 

@@ -42,7 +42,6 @@ _SHOWN = 3
 def first_answer(
     hubs: Sequence[Hub], ask: Callable[[Hub], T], *, name: str
 ) -> tuple[T, tuple[str, ...]]:
-    """The first answer to `ask`, and a sentence for every hub that did not answer before."""
     if not hubs:
         raise UsageError("there is no hub to ask.", hint="name one with --hub, or in config.toml")
     troubles: list[tuple[Hub, OscarZooError]] = []
@@ -62,7 +61,6 @@ def _own_zoo() -> str:
 
 
 def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZooError:
-    """The error for a search without an answer."""
     silent = [error.message.rstrip(".") for _, error in troubles if isinstance(error, NetworkError)]
     close = [error for _, error in troubles if error.suggestions]
     if silent:
@@ -97,8 +95,7 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
 
 
 def explained(error: OscarZooError, job: PullJob) -> OscarZooError:
-    """`error` of hubs that could not help, with what was looked for and what the user can do: use
-    the copy in the store, or fetch it again."""
+    """`error` of hubs that could not help, with what was looked for and what the user can do."""
     pin, lock = job.pin, job.trust.lock
     if pin is None or lock is None:
         copy = find_installed(job.reference, job.store, job.catalog)
@@ -120,8 +117,7 @@ def explained(error: OscarZooError, job: PullJob) -> OscarZooError:
 
 
 def _damaged(error: OscarZooError, job: PullJob, record: Record) -> IntegrityError | None:
-    """What is wrong with a copy in the store, with the hub that it came from where that was not
-    asked, and what the others said."""
+    """What is wrong with a copy in the store, and what the hubs said."""
     try:
         job.store.open(record.digest, record.id)
     except IntegrityError as damage:
@@ -135,8 +131,7 @@ def _damaged(error: OscarZooError, job: PullJob, record: Record) -> IntegrityErr
 
 
 def _pinned_missing(error: OscarZooError, job: PullJob, pin: Pin, lock: Path) -> OscarZooError:
-    """`error` about a version that a lock pins, with where the version was and which other versions
-    are here."""
+    """`error` about a version that a lock pins, with where it was and which others are here."""
     if job.offline and not isinstance(error, NetworkError):
         error = OfflineError.for_name(str(job.reference), go_online=job.go_online)
     model, name = pin.artifact_id.model.casefold(), pin.artifact_id.reference
@@ -153,8 +148,7 @@ def _pinned_missing(error: OscarZooError, job: PullJob, pin: Pin, lock: Path) ->
 
 
 def _missing(error: OscarZooError, job: PullJob) -> OscarZooError:
-    """`error` about an artifact that is not here. Its message begins with that, and its advice
-    lists what is installed."""
+    """`error` about an artifact that is not here, with what is installed."""
     reference = job.reference
     known = job.catalog.recipe(reference.name) is not None
     if job.offline and known and all(hub.name == _own_zoo() for hub in job.hubs):

@@ -56,19 +56,15 @@ class Catalog:
 
     @classmethod
     def packaged(cls) -> Catalog:
-        """The catalog of the installed package, read once per process."""
         return _packaged()
 
     def recipe(self, name: str) -> ModelRecipe | None:
-        """The recipe called `name` (name, hub id, alias; any case), or `None`."""
         return self._by_name.get(name.casefold())
 
     def recipes(self) -> tuple[ModelRecipe, ...]:
-        """All recipes, by name."""
         return self._recipes
 
     def families(self) -> tuple[str, ...]:
-        """Every family of models with a recipe, without case in order."""
         return tuple(sorted({recipe.family for recipe in self._recipes}, key=str.casefold))
 
     def of_family(self, name: str) -> tuple[ModelRecipe, ...]:
@@ -87,22 +83,18 @@ class Catalog:
         return tuple(recipe for recipe in self._recipes if recipe.family.casefold() in meant)
 
     def manifest(self, artifact: ArtifactId) -> Manifest | None:
-        """The packaged manifest of `artifact`, or `None`."""
         return self._manifests.get(artifact.key)
 
     def seen(self, artifact: ArtifactId) -> KnownDigest | None:
-        """The digest of `artifact` as somebody saw it in public, or `None`."""
         return self._seen.get(artifact.key)
 
     def manifests(self, model: str | None = None) -> tuple[Manifest, ...]:
-        """All packaged manifests, or those whose folder is `model` (any case), by id."""
         found = sorted(self._manifests.values(), key=lambda manifest: manifest.id)
         if model is None:
             return tuple(found)
         return tuple(x for x in found if x.artifact_id.model.casefold() == model.casefold())
 
     def aliased(self, name: str) -> tuple[ArtifactId, ...]:
-        """Ids of the packaged manifests that list `name` (any case) as an alias."""
         return tuple(
             manifest.artifact_id
             for manifest in self.manifests()
@@ -126,7 +118,6 @@ _LIKE = 0.5
 
 
 def _alike(wanted: str, names: Iterable[str]) -> list[str]:
-    """Those of `names` that are like `wanted`, best first."""
     ranked = sorted(((_likeness(wanted, name), name) for name in names), reverse=True)
     return [name for likeness, name in ranked if likeness >= _LIKE]
 
@@ -141,7 +132,6 @@ def _likeness(wanted: str, name: str) -> float:
 
 
 def recipe_for(model: str) -> ModelRecipe | None:
-    """The packaged recipe of a model name or hub id, or `None`."""
     return Catalog.packaged().recipe(model)
 
 
@@ -225,8 +215,6 @@ class Seen(Spec):
 
 
 class KnownDigest(Payload):
-    """The payload of one artifact as it was seen."""
-
     seen: Seen
 
 
@@ -247,7 +235,6 @@ class KnownDigests(Document):
 
 @cache
 def packaged_digests() -> KnownDigests:
-    """Those of the installed package, read once per process."""
     data = (resources.files("oscar_zoo.manifests") / DIGESTS_NAME).read_bytes()
     return KnownDigests.from_bytes(data)
 
@@ -272,12 +259,10 @@ class TrustedKey(Spec):
 
     @property
     def public(self) -> bytes:
-        """`key` as bytes."""
         return base64.b64decode(self.key, validate=True)
 
     @property
     def until(self) -> datetime | None:
-        """`expires` as a time, or `None`."""
         if self.expires is None:
             return None
         return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
@@ -291,6 +276,5 @@ class TrustedKeys(Document):
 
 @cache
 def packaged_keys() -> TrustedKeys:
-    """Those of the installed package, read once per process."""
     data = (resources.files("oscar_zoo.manifests") / KEYS_NAME).read_bytes()
     return TrustedKeys.from_bytes(data)

@@ -73,7 +73,6 @@ class HubState:
 
     @classmethod
     def read(cls, hub: Hub) -> Self:
-        """What `hub` has now."""
         hub.refresh()
         revision, data = hub.revision, hub.root_file(INDEX_NAME)
         what = f"{INDEX_NAME} of {hub.title}"
@@ -83,7 +82,6 @@ class HubState:
 
     @classmethod
     def empty(cls, hub: Hub, revision: str | None) -> Self:
-        """A hub that is not there yet."""
         return cls(hub, revision, (), Index.empty(), None)
 
     def root_files(self, index: Index) -> dict[str, bytes]:
@@ -144,8 +142,7 @@ class HubState:
         return name.casefold() in map(str.casefold, names)
 
     def _aliased(self, reference: Reference) -> set[str]:
-        """Keys of the versions that have the name of `reference` as an alias, by the hub's index or
-        the packaged manifests."""
+        """Keys of the versions with that alias, by the hub's index or the packaged manifests."""
         if reference.tag is not None:
             return set()
         listed = [entry.artifact_id for entry in self.index.aliased(reference.name)]
@@ -160,15 +157,9 @@ class HubState:
 def apply_change(
     hub: Hub, make: Callable[[HubState], Change | None], *, create: bool | None = None
 ) -> tuple[Change | None, Commit, HubState]:
-    """Commit what `make` makes of the state of `hub`, against other writers and lost replies.
-
-    Args:
-        create: whether a repository that is not there is created first; `None` where the user
-            cannot ask for it.
-
-    Returns:
-        What was written, or `None` when nothing had to be; the commit; the state before it.
-    """
+    """Commit what `make` makes of the state of `hub`, against other writers and lost replies: what
+    was written, or `None` when nothing had to be; the commit; the state before it. `create` makes a
+    repository that is not there; `None` where the user cannot ask for it."""
     sent: Change | None = None
     placed: Change | None = None
     failure: ConflictError | NetworkError | None = None
@@ -228,8 +219,7 @@ def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -
 
 
 def tidy(hub: Hub) -> None:
-    """Remove what killed writers left on `hub`, for who has nothing to write; every commit does it
-    too."""
+    """Remove what killed writers left on `hub`, as every commit does."""
     getattr(hub, "tidy", lambda: None)()
 
 
@@ -250,8 +240,7 @@ class Version:
 
     @classmethod
     def of(cls, artifact: ArtifactId, files: Mapping[str, bytes]) -> Self:
-        """The version made of `files`, by plain name, `oscar.json` and a signature among them or
-        not."""
+        """The version made of `files`, by plain name; a signature is passed over."""
         payload = (file_digest(name, data) for name, data in files.items() if name not in BESIDE)
         return cls(artifact, tuple(sorted(payload)), files.get(FILE_NAME))
 
@@ -286,12 +275,10 @@ class Version:
 
     @property
     def digest(self) -> str:
-        """Digest of the payload."""
         return artifact_digest(self.payload)
 
     @property
     def manifest(self) -> Manifest | None:
-        """`oscar.json`, or `None` when there is none that can be read."""
         return Manifest.readable(self.manifest_bytes)
 
     @property
@@ -301,9 +288,8 @@ class Version:
         return {file.path: file.sha256 for file in self.payload} | {FILE_NAME: own}
 
     def changed_files(self, other: Version) -> list[str]:
-        """Names of the files in which `other` differs; none when both are the same version.
-
-        When and by which tool a manifest was written makes no other version."""
+        """Names of the files in which `other` differs. When and by which tool a manifest was
+        written makes no other version."""
         mine, theirs = self.hashes, other.hashes
         changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
         one, two = self.manifest, other.manifest
@@ -314,7 +300,6 @@ class Version:
     def entry(
         self, previous: IndexEntry | None = None, *, aliases: Sequence[str] = ()
     ) -> IndexEntry:
-        """The index entry of this version, with what `previous` says beside its files."""
         manifest = self.manifest
         kept = ("status", "scores", "accepted", "hubs") if previous else ()
         given = (*(previous.aliases if previous else ()), *aliases)
@@ -347,13 +332,7 @@ def placed(
     verb: str = "Publish",
 ) -> Change | None:
     """What has to be written to a hub in `state` so that it has `version`; `None` when everything
-    is there.
-
-    Args:
-        aliases, scores, accepted: what to add to its index entry.
-        like: an entry of another hub, whose status, scores, aliases and places a new entry takes
-            over.
-    """
+    is there. A new entry of the index takes over what `like`, one of another hub, says."""
     artifact, digest = version.id, version.digest
     there = _same_there(state, version, files)
     known = state.index.entry(artifact)
@@ -378,8 +357,7 @@ def placed(
 
 
 def _same_there(state: HubState, version: Version, files: Mapping[str, bytes]) -> Version | None:
-    """The same version as the hub has it, or `None`; when it differs, only in when its manifest was
-    written."""
+    """The same version as the hub has it, or `None`; only when it was written may differ."""
     artifact, hub = version.id, state.hub
     spelled = next((other for other in state.artifacts if other.key == artifact.key), None)
     if spelled is None:
@@ -435,11 +413,8 @@ def tag_name(hub: Hub, artifact: ArtifactId) -> str | None:
 
 
 def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | None, str | None]:
-    """Tag `revision`. The commit is the truth, so that a tag that fails is a warning.
-
-    Returns:
-        The tag that names this version, or `None`; and the warning, or `None`.
-    """
+    """Tag `revision`: the tag that names this version, or `None`, and a warning. The commit is the
+    truth, so that a tag that fails is no error."""
     name = tag_name(hub, version.id)
     if name is None:
         return None, None
@@ -455,8 +430,7 @@ def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | Non
 
 
 def _names(hub: Hub, tag: str, version: Version) -> bool:
-    """Whether `tag` stands on a commit that has this version, as when it was made by an earlier
-    run."""
+    """Whether `tag`, made by an earlier run, stands on a commit that has this version."""
     try:
         return not version.changed_files(Version.on(hub.at(tag), version.id))
     except OscarZooError:
@@ -487,7 +461,6 @@ class ErrorReport(TypedDict):
 
 
 def facts_of(errors: Sequence[OscarZooError]) -> list[ErrorFacts]:
-    """Errors as JSON has them."""
     return [ErrorFacts(error.code, error.message, error.hint) for error in errors]
 
 
@@ -501,8 +474,7 @@ Failure = Annotated[
 
 
 def writable_hubs(names: Sequence[str]) -> tuple[Hub, ...]:
-    """The hubs to write to, in order, those without commits last; without names, `publish` of
-    `config.toml`, or the zoo of this user."""
+    """The hubs to write to, in order, those without commits last."""
     hubs = address.publishing_hubs(names)
     for hub in hubs:
         check_online(hub)
@@ -510,7 +482,6 @@ def writable_hubs(names: Sequence[str]) -> tuple[Hub, ...]:
 
 
 def check_online(hub: Hub) -> None:
-    """Raise `OfflineError` when offline mode forbids asking `hub`."""
     settings = address.load()
     if address.is_remote(hub.name) and settings.offline:
         raise OfflineError(
@@ -522,7 +493,7 @@ def write_to_each(
     hubs: Sequence[Hub], write: Callable[[Hub], R], doing: str, observer: Observer
 ) -> tuple[tuple[R, ...], OscarZooError | None]:
     """Run `write` on one hub after the other: what it gave, and why the next hub failed, after
-    which no other is tried. Who interrupts it is told which were written before."""
+    which no other is tried."""
     done: list[R] = []
     for hub in hubs:
         observer.advance(f"{doing} {hub.title}", 0, 0)

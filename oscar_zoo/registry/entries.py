@@ -51,22 +51,18 @@ class Entry:
 
     @property
     def measured(self) -> Measured | None:
-        """Perplexity and recall: of its scores, or as measured when it was made."""
         return Measured.best(self.scores, self.summary.measured)
 
     @property
     def family(self) -> str | None:
-        """What people call the kind of model, or `None`."""
         return self.recipe.family if self.recipe else None
 
     @property
     def model_id(self) -> str | None:
-        """Hub id of the base model, or `None`."""
         return self.recipe.hf_id if self.recipe else self.base
 
     @property
     def calibration(self) -> Calibration | None:
-        """The text of the fit, where the manifest is known."""
         return self.manifest.fit.calibration if self.manifest else None
 
     @property
@@ -87,12 +83,10 @@ class Entry:
 
     @property
     def gpqa(self) -> Score | None:
-        """The score of GPQA."""
         return self.score("gpqa")
 
     @property
     def perplexity_change(self) -> float | None:
-        """Change of perplexity over BF16 in percent."""
         return self.measured.change_percent if self.measured else None
 
     @property
@@ -130,15 +124,9 @@ def score_summary(score: Score) -> dict[str, Any]:
 def collect(
     catalog: Catalog, views: Sequence[HubView], model: str | None = None, *, quick: bool = False
 ) -> tuple[Entry, ...]:
-    """All artifacts of the package and of the hubs, or those of `model`, by id without case.
-
-    The first hub that has an artifact says its facts. An artifact whose manifest cannot be read is
-    listed with what is known without it.
-
-    Args:
-        views: hubs that answered, in the order in which they were asked.
-        quick: the indexes of remote hubs have to do, and no file is hashed.
-    """
+    """All artifacts of the package and of the hubs, or those of `model`, by id without case. The
+    first hub that has an artifact says its facts. With `quick` the indexes of remote hubs have to
+    do, and no file is hashed."""
     packaged = catalog.manifests(model)
     found = {one.artifact_id.key: entry_of(one, catalog=catalog) for one in packaged}
     for view in views:
@@ -156,7 +144,6 @@ def collect(
 def entry_of(
     manifest: Manifest, scores: Sequence[Score] = (), *, catalog: Catalog | None = None
 ) -> Entry:
-    """The entry of one manifest, with its own scores and those beside it."""
     registry, sizes = manifest.registry, [file.size for file in manifest.files]
     return Entry(
         id=manifest.artifact_id,
@@ -172,7 +159,6 @@ def entry_of(
 
 
 def entry_of_index(listed: IndexEntry) -> Entry:
-    """The entry of what an index says, and nothing beside it."""
     return Entry(
         id=listed.artifact_id,
         summary=listed.summary or Summary(),

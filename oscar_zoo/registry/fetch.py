@@ -148,17 +148,9 @@ class PullResult:
 
 @dataclass
 class PullJob:
-    """One pull, its arguments and its steps; `pull` or `plan` is what to call.
-
-    Attributes:
-        hubs: where from, in order.
-        trust: what was seen before and how strict to be.
-        signing: whether a signature is required, and keys that are known.
-        offline: take the copy in the store; only hubs in folders may be in `hubs`.
-        prefer_installed: take a copy in the store, if there is one, without asking whether a hub
-            has another.
-        refused: a copy in the store that lacks a valid signature, where one is required.
-    """
+    """One pull: what is asked for, and its steps. With `prefer_installed` a copy in the store is
+    taken without asking whether a hub has another; `refused` is one that lacks the signature which
+    is required."""
 
     reference: Reference
     hubs: Sequence[Hub]
@@ -204,8 +196,7 @@ class PullJob:
         return replace(result, notes=notes)
 
     def plan(self) -> ResolvedArtifact | PullResult:
-        """What `pull` would do: the installed copy it would take, or the offer it would fetch.
-        Writes nothing."""
+        """The installed copy that `pull` would take, or the offer it would fetch."""
         here = self._installed(self.offline)
         if here is not None:
             return here
@@ -215,8 +206,7 @@ class PullJob:
             raise explained(error, self) from error.__cause__
 
     def _installed(self, any_copy: bool) -> PullResult | None:
-        """The copy in the store, where no hub has to be asked: pinned, named by its digest, or
-        `any_copy` will do."""
+        """The copy in the store, where no hub has to be asked."""
         pin = self.pin
         if pin is not None:
             same = (
@@ -253,8 +243,7 @@ class PullJob:
         self.trust.remember(known)
 
     def _ask(self, call: Callable[[Hub], T]) -> tuple[T, tuple[str, ...]]:
-        """`call` of the first hub that answers, and a sentence for every hub that did not answer
-        before; the hub of a pin first, at its commit."""
+        """`call` of the first hub that answers, the hub of a pin first; and what others said."""
         hubs = tuple(self.hubs)
         if self.offline and not hubs:
             raise OfflineError.for_name(str(self.reference), go_online=self.go_online)
@@ -264,7 +253,6 @@ class PullJob:
         return first_answer(hubs, call, name=str(self.reference))
 
     def _offer(self, hub: Hub) -> ResolvedArtifact:
-        """What `hub` offers, its listing already held against every promise."""
         pin = self.pin
         at_home = pin is not None and pins.same_hub(hub.name, pin.hub)
         if pin is not None and at_home and is_commit(pin.revision):
@@ -279,8 +267,7 @@ class PullJob:
 
     @contextlib.contextmanager
     def _at_pinned_commit(self, hub: Hub) -> Iterator[None]:
-        """A lock's commit may be gone when it is listed, or only when its files are fetched, since
-        listings are kept."""
+        """A lock's commit may be gone only when its files are fetched: listings are kept."""
         try:
             yield
         except RevisionNotFound as error:
@@ -364,8 +351,7 @@ class PullJob:
     def _fetched_signature(
         self, offer: ResolvedArtifact, files: dict[str, bytes]
     ) -> tuple[SignatureReport, bytes | None]:
-        """What is known about the signature of fetched files, which nothing has parsed yet, and the
-        signature file."""
+        """The signature of fetched files, which nothing has parsed yet."""
         data = None
         try:
             data = fetch_signature(offer)
@@ -382,8 +368,7 @@ class PullJob:
         return check_signature(stored.signature, stored.signed_files, self._keys(hub, key))
 
     def _keys(self, hub: str, key: str | None) -> KnownKeys:
-        """What is known for artifacts of `hub`, whose index is signed with `key`, or is not read
-        now."""
+        """What is known for artifacts of `hub`, whose index is signed with `key`."""
         return KnownKeys.gather(self.signing.keys, {hub: key or self.trust.key_of(hub)})
 
 
@@ -399,7 +384,6 @@ def fetch_files(offer: ResolvedArtifact, progress: Progress | None = None) -> di
 
 
 def fetch_signature(offer: ResolvedArtifact) -> bytes | None:
-    """The signature file, or `None` where the hub lists none."""
     file = offer.signature
     if file is None:
         return None
@@ -413,7 +397,6 @@ def fetch_signature(offer: ResolvedArtifact) -> bytes | None:
 
 
 def verify_payload(offer: ResolvedArtifact, payload: dict[str, bytes]) -> Verified:
-    """Verify fetched files; raises `VerificationFailed` for anything but `Verified`."""
     # numpy: a pull of what is here already does without
     from oscar_zoo.artifact.verify import verify_files
 
@@ -450,7 +433,6 @@ def _present(
 
 
 def _remarks(artifact: ArtifactId, signature: SignatureReport) -> tuple[str, ...]:
-    """A sentence about a signature that is there and is not valid."""
     if signature.state != "invalid":
         return ()
     return (f"{artifact.reference} {signature.message}",)

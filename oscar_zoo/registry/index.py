@@ -54,8 +54,6 @@ class Summary(Spec):
 
 
 class Listed(Payload):
-    """With the sha256 of its `oscar.json`, if it has one."""
-
     manifest_sha256: Hex64 | None
 
 
@@ -101,17 +99,13 @@ class Index(Document):
 
     @classmethod
     def empty(cls) -> Self:
-        """The index of a hub that has none."""
         return cls(schema=SCHEMA, serial=0, artifacts=())
 
     def entry(self, artifact: ArtifactId) -> IndexEntry | None:
-        """The entry of `artifact` (any case), or `None`."""
         found = (entry for entry in self.artifacts if entry.artifact_id.key == artifact.key)
         return next(found, None)
 
     def aliased(self, name: str) -> tuple[IndexEntry, ...]:
-        """Entries that list `name` (any case) as an alias: at most one, by the rules of the
-        index."""
         key = name.casefold()
         return tuple(e for e in self.artifacts if key in {alias.casefold() for alias in e.aliases})
 
@@ -137,7 +131,6 @@ class Index(Document):
 
 
 def _check_aliases(entries: Sequence[IndexEntry]) -> None:
-    """Raise `ValueError` when an alias names two artifacts, or is the name of another model."""
     models: dict[str, set[str]] = {}
     for entry in entries:
         for name in (entry.artifact_id.model, entry.model):

@@ -86,8 +86,6 @@ def _huggingface(observer: Observer, force: bool) -> Account:
 
 
 def whoami() -> str | None:
-    """The user's name on Hugging Face, or `None` without a token, or with one that the hub
-    refuses."""
     from huggingface_hub import constants
 
     from oscar_zoo.registry.hubs.http import Transport

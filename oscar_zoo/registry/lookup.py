@@ -44,8 +44,7 @@ PATIENCE = 6.0
 
 
 def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
-    """Load the index and the listing of every hub: those that answered, in order, and what the
-    others said."""
+    """The index and listing of each hub that answered, in order, and what the others said."""
     if len(hubs) == 1:
         return [_load(hubs[0])], []
     answers = in_parallel([partial(_attempt, hub) for hub in hubs], workers=len(hubs) or 1)
@@ -56,8 +55,8 @@ def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
 def unknown_name(
     name: str, unreachable: Sequence[OscarZooError], close: Sequence[str]
 ) -> OscarZooError:
-    """The error for a `name` that no hub has which answered; one of those that are `unreachable`
-    may have it. `close` are names like it that are known, best first."""
+    """The error for a name that no hub has which answered; `close` are names like it, best
+    first."""
     silent = [error.message for error in unreachable if isinstance(error, NetworkError)]
     if silent:
         return HubUnreachable.for_unknown(name, silent, close)
@@ -81,10 +80,8 @@ def _load(hub: Hub) -> HubView:
 def known_entries(
     targets: Sequence[Target], sources: Sources
 ) -> tuple[list[Entry], list[OscarZooError]]:
-    """What each target means: the artifact in a folder, or the one that a name means.
-
-    A name without a tag means the default version of the model, or its only one. The package and
-    the hubs are asked, then the local store. No hub is asked for folders."""
+    """What each target means: the artifact in a folder, or the default or only version of a name.
+    The package and the hubs are asked, then the local store; no hub is asked for folders."""
     views: list[HubView] = []
     unreachable: list[OscarZooError] = []
     if not all(isinstance(target, PathTarget) for target in targets):
@@ -100,9 +97,8 @@ def known_entries(
 
 
 def served_entry(reference: Reference) -> Entry | None:
-    """The version that `serve` would take for `reference`, as far as this machine knows: a copy in
-    the local store, else what the package and hubs in folders say. `None` where they know none, or
-    several of which none is the default."""
+    """The version that `serve` would take, as far as this machine knows; `None` where it knows
+    none, or several of which none is the default."""
     with contextlib.suppress(AmbiguousName, ArtifactNotFound):
         views, _ = look(Sources(offline=True).hubs)
         return _stored(reference) or _named(NameTarget(str(reference), reference), views, ())
@@ -130,8 +126,7 @@ def _named(
 
 
 def _stored(reference: Reference) -> Entry | None:
-    """A copy in the local store of what no hub that was asked has, with what the index of its hub
-    said of its quality; `None` where there is none."""
+    """A copy in the local store of what no hub that was asked has."""
     store = Store()
     record = known_names.find_stored(reference, store)
     copy = store.intact(record)

@@ -139,13 +139,7 @@ def copy_all(
     progress: Progress | None = None,
     told: Callable[[MirrorResult], None] = _ignore,
 ) -> tuple[MirrorResult, ...]:
-    """Copy artifacts byte for byte, with or without `oscar.json`.
-
-    Args:
-        source: where from; every byte comes from one commit of it.
-        names: `NAME` (all its versions), `NAME:TAG`, `<Model>/<tag>`, `NAME@sha256:PREFIX`; none
-            means everything.
-    """
+    """Copy artifacts byte for byte, each from one commit of `source`; without names all of them."""
     if source.name == target.name:
         raise UsageError(
             f"{source.title} cannot be mirrored to itself.", hint="name another target"

@@ -46,15 +46,12 @@ class Pin(Listed):
     source: Source
 
     def same_bytes(self, digest: str, manifest_sha256: str | None) -> bool:
-        """Whether payload and `oscar.json` are those of this pin."""
         return (self.digest, self.manifest_sha256) == (digest, manifest_sha256)
 
 
 class Pins(Document):
-    """The content of a lock file.
-
-    `serials` holds the highest index serial seen, and `keys` the fingerprint of the key that signs
-    the index, per hub."""
+    """The content of a lock file, with the highest index serial seen of each hub, and the
+    fingerprint of the key that signs its index."""
 
     NAME, CODE, MAX_BYTES = LOCK_NAME, "lock", 16 << 20
     REMEDY = "move it away; digests that were seen before are then forgotten"
@@ -82,7 +79,6 @@ class Pins(Document):
         return next((pin for pin in self.artifacts if pin.artifact_id.key == artifact.key), None)
 
     def find(self, reference: Reference, model: str | None, default_tag: str | None) -> Pin | None:
-        """The pin that `reference` means, or `None`."""
         folder = (reference.name.rsplit("/", 1)[-1] if model is None else model).casefold()
         found = [p for p in self.artifacts if _means(p, reference, folder)]
         if len(found) > 1 and default_tag is not None:
@@ -93,7 +89,6 @@ class Pins(Document):
         return found[0] if found else None
 
     def key_of(self, hub: str) -> str | None:
-        """The fingerprint of the key that signs the index of `hub`, at any revision."""
         found = (mark for name, mark in self.keys.items() if same_hub(name, hub))
         return self.keys.get(hub) or next(found, None)
 
@@ -125,16 +120,12 @@ class PinFile:
 
     @classmethod
     def known(cls) -> Self:
-        """What this user has seen so far, in any project."""
         return cls(paths.state_dir() / KNOWN_NAME)
 
     @classmethod
     def of_project(cls, folder: Path | None = None) -> Self:
-        """The lock of the project in `folder`: the nearest `oscar-zoo.lock` up to the root of its
-        repository.
-
-        A project without one gets it in its root; where no project is, it would be in `folder`
-        itself."""
+        """The nearest `oscar-zoo.lock` from `folder` up to the root of its repository; where there
+        is none, the one that a project gets in its root."""
         start = (folder or Path.cwd()).absolute()
         for place in (start, *start.parents):
             if (place / LOCK_NAME).is_file():
@@ -144,7 +135,6 @@ class PinFile:
         return cls((project_root(start) or start) / LOCK_NAME)
 
     def read(self) -> Pins:
-        """The pins as they are now; none when the file does not exist."""
         is_lock = self.path.name == LOCK_NAME
         remedy = "restore it from your repository" if is_lock else Pins.REMEDY
         with malformed_hint(remedy):
@@ -186,12 +176,10 @@ def _home() -> Path:
 
 
 def same_hub(one: str, two: str) -> bool:
-    """Whether two names mean one hub, whatever revision was asked for."""
     return _without_revision(one) == _without_revision(two)
 
 
 def now() -> str:
-    """This moment in the form of `Pin.first_seen`."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -119,10 +119,8 @@ class PublishReport:
 
 @dataclass(frozen=True)
 class Publishable:
-    """An artifact as it goes to every hub, whatever happens to its folder later.
-
-    `files` are payload and `oscar.json` by their names, `accepted` is what it is published in spite
-    of."""
+    """An artifact as it goes to every hub, whatever happens to its folder later: payload and
+    `oscar.json` by their names, and what it is published in spite of."""
 
     id: ArtifactId
     files: Mapping[str, bytes]
@@ -137,7 +135,6 @@ class Publishable:
     def read(
         cls, folder: Path, *, allow_warnings: bool = False, aliases: Sequence[str] = ()
     ) -> Publishable:
-        """Read the artifact in `folder` and verify it strictly."""
         name = path_text(folder)
         if folder.is_file():
             raise UsageError(
@@ -172,18 +169,15 @@ class Publishable:
 
     @property
     def manifest(self) -> Manifest:
-        """`oscar.json`, parsed."""
         assert self.verified.manifest is not None  # a folder without one is refused
         return self.verified.manifest
 
     @property
     def beside(self) -> dict[str, bytes]:
-        """Files that go along and are neither payload nor manifest."""
         files = {SIGNATURE_NAME: self.signature, REPORT_NAME: self.report}
         return {name: data for name, data in files.items() if data is not None}
 
     def with_scores(self, file: ScoreFile, *, what: str) -> Publishable:
-        """The same, with the scores of `file` added to those it has."""
         file.check_same(self.id, self.verified.digest, what=what, where="the folder")
         return replace(self, scores=merged(self.scores, file.scores))
 
@@ -365,8 +359,8 @@ def _checked_quality(
 
 
 def _is_large(geometry: Geometry) -> bool:
-    """Whether a model of this shape is large enough for questions of a benchmark. It has about
-    twelve numbers for every layer and pair of channels."""
+    """Whether a benchmark's questions say something of such a model, which has about twelve numbers
+    for every layer and pair of channels."""
     channels = geometry.num_q_heads * geometry.head_dim
     return 12 * geometry.num_layers * channels**2 >= _LEAST_PARAMETERS
 
@@ -379,8 +373,7 @@ def publish_on(
     dry_run: bool = False,
     create: bool = False,
 ) -> PublishResult:
-    """Publish a verified artifact, which may go to several hubs, on `hub`; with `propose` in a pull
-    request, without a tag."""
+    """Publish a verified artifact on `hub`; with `propose` in a pull request, without a tag."""
     version = Version.of(made.id, made.files)
     change = partial(
         placed,
@@ -432,7 +425,6 @@ def _plan(change: Change | None, tag: str | None, state: HubState) -> PublishPla
 
 
 def _not_signed(hub: Hub, made: Publishable) -> str | None:
-    """A sentence where the version was published before with another signature, or with none."""
     if made.signature is None:
         return None
     listed = {file.path: file.size for file in hub.files(made.id)}.get(SIGNATURE_NAME)

@@ -110,7 +110,6 @@ class PullReport:
 
     @property
     def error(self) -> OscarZooError | None:
-        """What decides the exit code."""
         return self.errors[0] if self.errors else None
 
 
@@ -124,7 +123,6 @@ the search said, the promises to keep, and the command line."""
 def name_computing(
     choice: ModelChoice, error: OscarZooError, trust: Trust, again: Again
 ) -> PullResult | Planned:
-    """Compute nothing: the error names that as the next step."""
     propose_computing(choice, error, again)
     raise error
 
@@ -132,10 +130,8 @@ def name_computing(
 def run(
     params: PullParams, observer: Observer = SILENT, instead: Instead = name_computing
 ) -> PullReport:
-    """Fetch, verify and keep every target, several at a time.
-
-    What nobody has goes to `instead`, one after the other. The error of one of several targets is
-    its result."""
+    """Fetch, verify and keep every target, several at a time. What nobody has goes to `instead`,
+    one after the other. The error of one of several targets is its result."""
     sources = Sources(params.hubs, offline=params.offline)
     named = [parse_named(name) for name in params.names]
     _check(params)
@@ -219,8 +215,6 @@ def pull(
 
 
 class _Told(Silent):
-    """Tells a callback of a Python caller about bytes."""
-
     def __init__(self, callback: Progress | None) -> None:
         self._callback = callback
 
@@ -255,7 +249,6 @@ def _check(params: PullParams) -> None:
 
 
 def _trust(params: PullParams) -> Trust:
-    """The promises that must be kept."""
     lock: PinFile | None = None
     write = params.lock_file is not None
     if params.lock_file is not None:
@@ -273,7 +266,6 @@ def _trust(params: PullParams) -> Trust:
 
 
 def _again(params: PullParams, name: str, **changes: Any) -> str:
-    """The command line that means `params` for `name` alone."""
     options: dict[str, Any] = {
         "hub": params.hubs,
         "compute": params.compute,
@@ -301,7 +293,6 @@ def _one(
     target: ModelTarget | NameTarget,
     several: bool,
 ) -> Result | OscarZooError:
-    """What becomes of one target, or its error."""
     label = f"{target.reference.name.rsplit('/', 1)[-1]} " if several else ""
 
     def told(file: str, done: int, total: int) -> None:

@@ -47,7 +47,6 @@ class CalibrationDefaults(Spec):
 
     @property
     def tokens(self) -> int:
-        """Calibration tokens in total."""
         return self.sequences * self.sequence_length
 
 
@@ -116,8 +115,7 @@ class ModelRecipe(Spec):
 
     @property
     def parameters(self) -> int | None:
-        """Numbers in the matrices of the model, or `None` where the zoo does not know all
-        shapes."""
+        """Numbers in the matrices of the model, where the zoo knows all shapes."""
         shapes, cache = self.weights, self.geometry
         if shapes is None:
             return None
@@ -129,18 +127,13 @@ class ModelRecipe(Spec):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name people may use for this model: name, hub ids, aliases."""
         ids = (self.hf_id, *([self.modelscope_id] if self.modelscope_id else []))
         return (self.name, *ids, *self.aliases)
 
 
 def serving_recipe(known: ModelRecipe | None, geometry: Geometry) -> ServingRecipe:
-    """The recipe to calibrate and serve a model with: the zoo's when its geometry fits, else the
-    default.
-
-    Args:
-        known: what the zoo knows about the model, or `None`.
-    """
+    """The recipe to calibrate and serve a model with: that of `known`, what the zoo knows of it,
+    when its geometry fits, else the default."""
     if known is not None and known.geometry == geometry:
         return known.serving
     largest = largest_group(geometry.head_dims)
@@ -151,10 +144,8 @@ def serving_recipe(known: ModelRecipe | None, geometry: Geometry) -> ServingReci
 
 
 def load_recipe(text: str, *, what: str = "recipe") -> ModelRecipe:
-    """Parse one TOML recipe.
-
-    `attention_layers` may be `"all"`, `{ every = n, from = first }` or a list; `v_head_dim`
-    defaults to `head_dim`."""
+    """Parse one TOML recipe, whose `attention_layers` may be `"all"`, `{ every = n, from = first }`
+    or a list."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -195,8 +186,7 @@ _CHUNKED = ("llama4",)
 
 
 def config_of_recipe(recipe: ModelRecipe) -> ConfigFile:
-    """A `config.json` with what the recipe knows, so that code that reads a file answers for a
-    name, too; everything else is missing."""
+    """A `config.json` with what the recipe knows, for code that reads a file."""
     from oscar_zoo.models.config_file import ConfigFile
     from oscar_zoo.models.geometry import FULL_ATTENTION, SLIDING_ATTENTION
     from oscar_zoo.models.other_layers import kept_by_others
@@ -222,8 +212,7 @@ def config_of_recipe(recipe: ModelRecipe) -> ConfigFile:
 
 
 def others_of_recipe(recipe: ModelRecipe) -> OtherLayers | None:
-    """What the layers without full attention keep, as far as the recipe tells; `None` where it does
-    not say what kind of layers they are."""
+    """What the layers without full attention keep, as far as the recipe tells."""
     from oscar_zoo.models.config_file import ConfigFile
     from oscar_zoo.models.other_layers import OtherLayers, kept_by_others, other_layers
 

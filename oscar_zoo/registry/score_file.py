@@ -41,13 +41,11 @@ Key = tuple[str, str, str, tuple[tuple[str, str], ...], str, str | None]
 
 
 def key(score: Score) -> Key:
-    """What a score is about and who says it; a later claim with the same key replaces the value."""
     changes = tuple(sorted(score.recipe_changes.items()))
     return score.task, score.metric, score.kv_dtype, changes, score.reporter, score.who
 
 
 def is_lower_better(score: Score) -> bool:
-    """Whether a smaller value is the better one."""
     return score.unit == "perplexity"
 
 
@@ -57,23 +55,20 @@ def is_of_recipe(score: Score) -> bool:
 
 
 def value_text(score: Score | None) -> str | None:
-    """A value with its standard error; `None` where there is none."""
     if score is None or score.value is None:
         return None
     return f"{score.value:.2f}" + ("" if score.stderr is None else f" ± {score.stderr:.2f}")
 
 
 def both_text(score: Score, *, error: bool = False) -> str:
-    """BF16 and INT2, with the standard error of the latter where that is wished."""
     base = score.baseline.value if score.baseline else None
     after = value_text(score) if error else f"{score.value:.2f}"
     return f"{'?' if base is None else f'{base:.2f}'} → {after}"
 
 
 def faults(score: Score, digest: str) -> tuple[str, ...]:
-    """What is wrong with a score as a record of the artifact `digest`; empty when nothing is.
-
-    Each is a sentence without a full stop that begins with the task."""
+    """What is wrong with a score as a record of the artifact `digest`, each as a clause that begins
+    with the task."""
     found = [*_faults(score, digest if score.kv_dtype == "int2" else None)]
     base = score.baseline
     if base is None and score.paired is not None:
@@ -90,7 +85,6 @@ def faults(score: Score, digest: str) -> tuple[str, ...]:
 
 
 def binomial_error(percent: float, answers: int) -> float:
-    """Standard error of the share of right answers, both in percent."""
     share = percent / 100
     return 100 * math.sqrt(share * (1 - share) / answers)
 
@@ -114,10 +108,8 @@ def _faults(score: Score, digest: str | None) -> Iterator[str]:
 
 
 def _error_faults(score: Score) -> Iterator[str]:
-    """A standard error that cannot come from the value, the questions and the repeats.
-
-    Answers to one question need not be independent. So the error lies between that of `n * repeats`
-    independent answers and that of `n`."""
+    """A standard error that cannot come from the value: answers to one question need not be
+    independent, so it lies between that of `n * repeats` independent answers and that of `n`."""
     value, error, n = score.value, score.stderr, score.n
     if error is not None and error < 0:
         yield f"its standard error is {error:g}"
@@ -160,7 +152,6 @@ def joined(first: Sequence[Score], second: Iterable[Score]) -> tuple[Score, ...]
 
 
 def _after(before: Score, score: Score) -> Score:
-    """`score`, which was claimed after `before`."""
     if _claims(before) == _claims(score):
         return before
     ended = before.history
@@ -222,12 +213,10 @@ class ScoreFile(Document):
 
     @classmethod
     def of(cls, artifact: ArtifactId, digest: str, scores: tuple[Score, ...]) -> Self:
-        """The file that attaches `scores` to the artifact."""
         return cls(schema=SCHEMA, artifact=str(artifact), digest=digest, scores=scores)
 
     @property
     def artifact_id(self) -> ArtifactId:
-        """`artifact`, parsed."""
         return ArtifactId.parse(self.artifact)
 
     def check_same(self, artifact: ArtifactId, digest: str, *, what: str, where: str) -> None:
@@ -248,17 +237,14 @@ class ScoreFile(Document):
 
 
 def in_folder(folder: Path) -> Path:
-    """The score file of the artifact folder `folder`."""
     return folder / FILE_NAME
 
 
 def in_state(artifact: ArtifactId) -> Path:
-    """The score file of an artifact that was measured by its name."""
     return paths.state_dir() / "scores" / artifact.model / f"{artifact.tag}.json"
 
 
 def load(path: Path) -> ScoreFile:
-    """The score file at `path`."""
     if not path.exists():
         raise PathNotFound.for_path(path_text(path), "score file")
     data = read_file(path, max_bytes=strict_json.MAX_BYTES)

@@ -38,7 +38,6 @@ MAX_BYTES = 1 << 14
 
 
 def now() -> datetime:
-    """The time by which timestamps and keys are judged."""
     return datetime.now(UTC)
 
 
@@ -51,13 +50,11 @@ class SigningKey:
 
     @classmethod
     def configured(cls) -> Self | None:
-        """The key of `OSCAR_ZOO_SIGN_KEY`, or `None` when none is named."""
         name = os.environ.get(VARIABLE, "").strip()
         return cls.of_file(Path(name).expanduser()) if name else None
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
-        """The key in the PEM file `path`."""
         crypto = _library()
         data = read_file(path, max_bytes=MAX_BYTES)
         if path.stat().st_mode & 0o077:
@@ -74,8 +71,8 @@ class SigningKey:
         return cls(_der(crypto, private.public_key()), private)
 
     def sign(self, data: bytes) -> bytes:
-        """An ECDSA signature of `data` with SHA-256, as DER; the same one every time where the
-        library can (RFC 6979)."""
+        """An ECDSA signature with SHA-256, as DER; deterministic where the library can (RFC
+        6979)."""
         crypto = _library()
         digest = crypto.hashes.SHA256()
         try:
@@ -87,7 +84,6 @@ class SigningKey:
 
 
 def has_signed(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether the owner of the `public` key signed `data`; raises `MissingDependency`."""
     crypto = _library()
     try:
         key = crypto.serialization.load_der_public_key(public)
@@ -100,7 +96,6 @@ def has_signed(public: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def fingerprint(public: bytes) -> str:
-    """sha256 of a public key, 64 hex digits."""
     return sha256_hex(public)
 
 
@@ -137,7 +132,6 @@ def _is_p256(crypto: Any, key: Any) -> bool:
 
 
 def _library() -> Any:
-    """The parts of `cryptography` that are used."""
     try:
         from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
         from cryptography.hazmat.primitives import hashes, serialization
@@ -175,8 +169,6 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """Every key that is known for one artifact."""
-
     keys: tuple[KnownKey, ...] = ()
 
     @classmethod
@@ -203,7 +195,7 @@ def check_signature(
     data: bytes | None, files: Mapping[str, bytes], keys: KnownKeys, *, others: Collection[str] = ()
 ) -> SignatureReport:
     """Hold a signature file against the files of an artifact and against known keys; `others` are
-    names of further files of its folder."""
+    further names of its folder."""
     if data is None:
         return NOT_SIGNED
     try:
@@ -240,13 +232,11 @@ def check_signature(
 
 
 def unreadable(error: MalformedFile) -> SignatureReport:
-    """The report of a signature file that broke a rule of its format."""
     message = f"has a signature that cannot be read: {error.message}".rstrip(".")
     return _invalid("format", message)
 
 
 def sign(artifact: str, files: Mapping[str, bytes], key: SigningKey) -> bytes:
-    """The signature file of an artifact."""
     digests = {path: sha256_hex(content) for path, content in files.items()}
     payload = signature_file.statement_bytes(artifact, digests, key.public)
     signature = key.sign(signature_file.pre_authentication(payload))
@@ -296,14 +286,12 @@ def with_signature(
 
 
 def signature_of(stored: StoredArtifact, signing: SignatureWish | None = None) -> SignatureReport:
-    """What is known about the signature of an entry of the store."""
     hub, files = stored.record.source, signing.keys if signing else ()
     keys = KnownKeys.gather(files, {hub: PinFile.known().read().key_of(hub)})
     return check_signature(stored.signature, stored.signed_files, keys)
 
 
 def signature_in(folder: Path, files: dict[str, bytes], signing: SignatureWish) -> SignatureReport:
-    """What is known about the signature in an artifact's folder."""
     from oscar_zoo.artifact.artifact_folder import other_files, read_signature
 
     try:

@@ -90,19 +90,16 @@ class Record(Document):
 
     @property
     def fetch_again(self) -> str:
-        """The command that fetches the version again, from the hub that it came from."""
         return f"oscar-zoo pull {self.id.reference} --hub {quote(self.source)}"
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `record.json`; the folder is not part of it."""
         optional = ("signature_sha256", "accepted", "measured")
         value = super().to_json()
         return {name: said for name, said in value.items() if said or name not in optional}
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """The record in `folder`, or `None` when there is none that this version wrote for this
-        place."""
+        """The record in `folder`, if this version wrote one for this place."""
         try:
             record = cls.from_bytes(read_file(folder / RECORD_NAME, max_bytes=cls.MAX_BYTES))
         except (MalformedFile, PathNotFound):
@@ -198,8 +195,7 @@ class Store:
         return self.open(digest, artifact)
 
     def open(self, digest: str, artifact: ArtifactId | None = None) -> StoredArtifact:
-        """An entry, every file hashed again: that of `artifact`, where several share the digest, or
-        the first by name."""
+        """An entry, every file hashed again: that of `artifact`, or the first of the digest."""
         for record in self.installed():
             if record.digest == digest and (artifact is None or record.id.key == artifact.key):
                 return self._read(record)
@@ -209,8 +205,7 @@ class Store:
         )
 
     def intact(self, record: Record | None) -> StoredArtifact | None:
-        """The entry of `record`, every file hashed again; `None` when there is none or it rotted.
-        Its record stays, which says what is expected."""
+        """As `open`; `None` when there is none or it rotted."""
         if record is None:
             return None
         try:
@@ -219,13 +214,11 @@ class Store:
             return None
 
     def find(self, artifact: ArtifactId) -> Record | None:
-        """The record of `artifact` (the latest, if several digests are stored), not yet hashed."""
         found = [record for record in self.installed() if record.id.key == artifact.key]
         return max(found, key=lambda record: record.fetched, default=None)
 
     def installed(self) -> tuple[Record, ...]:
-        """Records of all complete entries, by id. Entries without a readable record count as
-        absent."""
+        """Records of all complete entries, by id; without a readable record one is absent."""
         with durable.storage_errors(f"cannot read {self.root}", cache=True):
             self.check_owner()
             found = []
@@ -238,8 +231,7 @@ class Store:
             return tuple(sorted(records, key=lambda record: (record.id.key, record.digest)))
 
     def entry_folders(self) -> Iterator[Path]:
-        """The folders of all entries, complete or not, in one order; those that go meanwhile are
-        left out."""
+        """All entries, complete or not, in one order; those that go meanwhile are left out."""
         for digest in inside(self.artifacts):
             if not digest.name.startswith(".") and not digest.is_symlink():
                 yield from (entry for entry in inside(digest) if not entry.is_symlink())
@@ -254,8 +246,7 @@ class Store:
             self._drop_blobs(record.files)
 
     def keep_only(self, record: Record) -> None:
-        """Remove all other entries of the id of `record`, with what killed processes left of
-        them."""
+        """Remove all other entries of the id, with what killed processes left of them."""
         for other in self.installed():
             if other.id.key == record.id.key and other.path != record.path:
                 self.remove(other)
@@ -263,15 +254,12 @@ class Store:
             durable.sweep(self.artifacts)
 
     def tidy(self) -> None:
-        """Remove what killed processes left while they added or removed entries.
-
-        A failure is none: it is not what was asked for."""
+        """Remove what killed processes left; a failure is none: it is not what was asked for."""
         for folder in (self.root, self.blobs, self.artifacts):
             with contextlib.suppress(OSError):
                 durable.sweep(folder)
 
     def _add(self, record: Record, files: Mapping[str, bytes]) -> None:
-        """Put an entry in its place, unless another process does so just now."""
         self.check_owner()
         for folder in (self.root, self.blobs, self.artifacts):
             durable.make_folders(folder, mode=0o700)
@@ -290,7 +278,6 @@ class Store:
                 self._retire(record.path)
 
     def _drop_blobs(self, files: Sequence[FileDigest]) -> None:
-        """Remove those blobs of `files` that no entry links."""
         for entry in files:
             blob = self.blobs / entry.sha256
             # Another process may remove it just now.
@@ -317,8 +304,7 @@ class Store:
         return StoredArtifact(record, files, manifest)
 
     def _present(self, wanted: Record) -> StoredArtifact | None:
-        """The entry of the same bytes, when it is intact; it may have a signature where `wanted`
-        has none."""
+        """The intact entry of the same bytes; it may have a signature where `wanted` has none."""
         try:
             stored = self.open(wanted.digest, wanted.id)
         except (ArtifactNotFound, DigestMismatchError, MalformedFile):
@@ -350,8 +336,7 @@ class Store:
             durable.write_new(place, data, mode=0o444)
 
     def _place(self, staged: Path, target: Path) -> bool:
-        """`durable.move_into_place`, also when another process removes the empty folder around
-        `target` just now."""
+        """`move_into_place`, also when the empty folder around `target` is removed just now."""
         while True:
             durable.refuse_links(self.artifacts, target.parent.name, target.name)
             durable.make_folders(target.parent, mode=0o700)
@@ -382,8 +367,7 @@ def inside(folder: Path) -> list[Path]:
 
 
 def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> Path:
-    """Copy the files of `artifact`, hashed when it was opened, into `folder`; a folder with other
-    content is replaced only where `replace` allows it."""
+    """Copy the files of `artifact` into `folder`; other content there goes only with `replace`."""
     identity = artifact.record.id
     target = folder.expanduser().absolute() / identity.model / identity.tag
     with durable.storage_errors(f"cannot write {target}"):
@@ -424,10 +408,8 @@ def _has(target: Path, artifact: StoredArtifact) -> bool:
 def find_installed(
     reference: Reference, store: Store, catalog: Catalog | None = None
 ) -> Record | None:
-    """The store's record of what `reference` means, or `None` when nothing stored matches.
-
-    The latest fetched entry of an id wins; a bare name that several stored versions match means the
-    recipe's default."""
+    """The store's record of what `reference` means. The latest entry of an id wins; a bare name
+    that several versions match means the recipe's default."""
     catalog = catalog or Catalog.packaged()
     recipe = catalog.recipe(reference.name)
     wanted = reference.name.casefold()

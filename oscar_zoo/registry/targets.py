@@ -52,14 +52,9 @@ from oscar_zoo.registry.recipe import ModelRecipe
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model to load.
-
-    Attributes:
-        source: local folder or hub id, as the loaders take it.
-        model_id: recorded in manifests: the recipe's hub id, else the hub id or folder name given.
-        name: folder-safe base name, first part of artifact ids.
-        notes: one sentence where something else has the same name.
-    """
+    """A model to load: `source` is a folder or a hub id, as the loaders take it; `model_id`,
+    recorded in manifests, the recipe's hub id, else the hub id or the folder's name; `name` the
+    first part of artifact ids."""
 
     source: str
     model_id: str
@@ -72,7 +67,6 @@ class ModelChoice:
 
     @property
     def on_no_hub(self) -> bool:
-        """Whether `source` is the id of a model that no hub has."""
         recipe = self.recipe
         return recipe is not None and not recipe.on_hub and self.source == recipe.hf_id
 
@@ -83,7 +77,6 @@ class ModelChoice:
         return self.name.casefold() == wanted.casefold()
 
     def check_can_be_had(self, again: str) -> None:
-        """Refuse a model that is on no hub and was not given as a folder."""
         if self.on_no_hub:
             raise UsageError(
                 f"the checkpoint of {self.name} is on no hub.", hint=f"give its folder: {again}"
@@ -91,12 +84,10 @@ class ModelChoice:
 
 
 def choose_model(model: str | Path) -> ModelChoice:
-    """Find out what `model` means.
-
-    A `Path`, or a text written as a path, is a folder. Otherwise a name of the zoo wins. An id such
-    as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
-    and SGLang. A name that the zoo does not know may mean a folder too, or one version that has it
-    as an alias."""
+    """What `model` means. A `Path`, or a text written as a path, is a folder. Otherwise a name of
+    the zoo wins. An id such as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as
+    it does for transformers and SGLang. A name that the zoo does not know may mean a folder too, or
+    one version that has it as an alias."""
     if isinstance(model, Path) or is_path(model):
         return _model_in_folder(Path(model).expanduser())
     choice, path = _model_called(model), Path(model)
@@ -122,8 +113,7 @@ def choose_model(model: str | Path) -> ModelChoice:
 
 
 def _model_called(name: str) -> ModelChoice | None:
-    """The model that `name` alone means: a model of the zoo, or an id such as `Qwen/Qwen3-8B` on a
-    hub or of a folder here. `None` for any other name."""
+    """The model that `name` alone means: of the zoo, or an id on a hub or of a folder here."""
     recipe, path = Catalog.packaged().recipe(name), Path(name)
     hub_id = recipe.hf_id if recipe else name
     if hub_id.count("/") == 1 and holds_model(Path(hub_id)):
@@ -139,8 +129,7 @@ def _model_called(name: str) -> ModelChoice | None:
 
 
 def _model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoice:
-    """The model in the folder `path`, by default with what the zoo knows about a model of the
-    folder's name."""
+    """The model in `path`, by default with what the zoo knows of the folder's name."""
     if path.is_file():
         raise a_file(path)
     # written as a path, or a loader could take it for the id of a model on a hub
@@ -157,21 +146,18 @@ def _model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoi
 
 
 def recorded_model(model_id: str) -> ModelChoice:
-    """The model of a manifest or moments file, by the identity recorded there.
-
-    No folder is looked at: the name of a local model means nothing on another machine."""
+    """The model of a manifest or moments file. No folder is looked at: its name means nothing on
+    another machine."""
     recipe = Catalog.packaged().recipe(model_id)
     name = recipe.name if recipe else safe_part(model_id.rpartition("/")[2])
     return ModelChoice(model_id, model_id, name, recipe)
 
 
 def holds_model(path: Path) -> bool:
-    """Whether `path` is a folder with a `config.json`."""
     return os.path.isfile(path / "config.json")  # noqa: PTH113 (any text: no errors)
 
 
 def a_file(path: Path) -> OscarZooError:
-    """The error for a file in the place of a model's folder."""
     hint = "give the folder that holds config.json"
     return refusal(path, UsageError(f"{path} is a file, not a model folder.", hint=hint))
 
@@ -189,9 +175,8 @@ def _namesake_note(place: Path) -> str:
 
 
 def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
-    """Refuse the artifact of a folder's name when it was computed for another model of that name.
-
-    Names that the zoo knows mean one model everywhere; a folder may have any name."""
+    """Refuse the artifact of a folder's name that was computed for another model of that name.
+    Names that the zoo knows mean one model everywhere."""
     made_for = manifest.model.config_sha256 if manifest else None
     if manifest is None or made_for is None or choice.recipe is not None:
         return
@@ -204,7 +189,6 @@ def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
 
 
 def check_model_id(text: str) -> None:
-    """Refuse what cannot be the id of a model, `ORG/NAME` or `NAME`."""
     parts = text.split("/")
     if len(parts) > 2:
         raise InvalidName(f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B")
@@ -255,7 +239,6 @@ class NameTarget:
 
     @cached_property
     def choice(self) -> ModelChoice | None:
-        """The model that the text alone means, if it means one."""
         return _model_called(self.reference.name)
 
     @property
@@ -271,7 +254,6 @@ Target = PathTarget | ModelTarget | NameTarget
 
 
 def parse(text: str | Path) -> Target:
-    """Parse one target; a `Path` is always a path."""
     if isinstance(text, Path) or is_path(text):
         path = Path(text).expanduser()
         if _is_model_folder(path):
@@ -293,7 +275,6 @@ def parse(text: str | Path) -> Target:
 
 
 def parse_named(text: str | Path) -> ModelTarget | NameTarget:
-    """Parse a target that names an artifact, by itself or by a folder with a model."""
     target = parse(text)
     if isinstance(target, PathTarget):
         raise _takes_a_name(target)
@@ -301,7 +282,6 @@ def parse_named(text: str | Path) -> ModelTarget | NameTarget:
 
 
 def parse_name(text: str) -> NameTarget:
-    """Parse the name of an artifact; a folder with a model is refused too."""
     target = parse(text)
     if not isinstance(target, NameTarget):
         raise _takes_a_name(target)
@@ -319,7 +299,6 @@ def parse_model(model: str | Path, observer: Observer) -> ModelChoice:
 def parse_given_model(
     model: str | Path | None, observer: Observer, *, again: str
 ) -> ModelChoice | None:
-    """`parse_model` of the model that the user may have named, to run it."""
     if model is None:
         return None
     choice = parse_model(model, observer)
@@ -382,9 +361,8 @@ def looking_up(target: Target, observer: Observer) -> Iterator[None]:
 
 
 def mention_namesake(place: Path | None, error: OscarZooError | None, observer: Observer) -> None:
-    """Mention, after a look-up, the file or folder `place` that has the name which was looked up:
-    the `error` of the look-up asks whether it was meant, unless the hub itself is missing; without
-    one the observer hears a note."""
+    """Let `error` ask whether the file or folder `place` was meant, unless the hub itself is
+    missing; without one the observer hears a note."""
     if place is None or isinstance(error, _NO_HUB):
         return
     if error is not None:
@@ -395,9 +373,8 @@ def mention_namesake(place: Path | None, error: OscarZooError | None, observer: 
 
 @dataclass(frozen=True)
 class ComputeWish:
-    """What a caller wants when nobody has published an artifact: to compute one with these values
-    of `ComputeParams`, or else to `ask` the observer. With `to_serve` it is wanted for a server, so
-    a model that `serve` refuses is an error."""
+    """What a caller wants when nobody has published an artifact: to compute one, or else to `ask`
+    the observer. For a server, a model that `serve` refuses is an error."""
 
     compute: bool = False
     ask: bool = False
@@ -408,7 +385,6 @@ class ComputeWish:
     to_serve: bool = False
 
     def may_compute(self, error: OscarZooError) -> bool:
-        """After a search gave `error`."""
         return self.compute or (self.ask and isinstance(error, ArtifactNotFound | OfflineError))
 
     def check(self) -> None:
@@ -419,8 +395,8 @@ class ComputeWish:
 
 
 def computing(choice: ModelChoice, sources: Sources, *, offline: bool = False) -> Compute:
-    """The next step for a command that does not compute: an artifact for the model `choice`, under
-    the name that the command looks for."""
+    """The next step for a command that does not compute: an artifact under the name it looks
+    for."""
     words = option_words({"hub": sources.named, "compute": True, "offline": offline})
     return Compute(choice.name, command_line(["pull", choice.source, *words]))
 
@@ -429,9 +405,8 @@ def model_to_compute(
     target: ModelTarget | NameTarget, error: OscarZooError, model: ModelChoice | None = None
 ) -> ModelChoice | None:
     """The model from which an artifact for `target` can be made, after a search gave `error`;
-    `model` is where its weights are, if the caller said so, and must have the same name. `None`
-    when the error says something else, when the target names one version, and when no model is
-    meant."""
+    `model` is where its weights are, if the caller said so. `None` when the error says something
+    else, or the target names one version."""
     reference = target.reference
     if not isinstance(error, ArtifactNotFound | NetworkError):
         return None
@@ -442,8 +417,7 @@ def model_to_compute(
 
 
 def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> None:
-    """Let the `error` of a search for the artifact of a model's folder begin with what the folder
-    is. What it suggests goes: the next step is to compute one."""
+    """Let the `error` of a search begin with what the folder is, and suggest nothing."""
     if not isinstance(target, ModelTarget):
         return
     if isinstance(error, NetworkError) and error.said is not None:
@@ -460,9 +434,8 @@ def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> No
 
 
 def propose_computing(choice: ModelChoice, error: OscarZooError, again: Callable[..., str]) -> None:
-    """Let the `error` of a search name computing an artifact of `choice` as the next step, where
-    that is what the user may have meant. `again` gives the command line that means the same, with
-    options to add or to replace."""
+    """Let the `error` of a search name computing as the next step, where that may be meant. `again`
+    gives the command line that means the same, with other options."""
     from oscar_zoo.models.model_hub import is_here
 
     here, place = is_here(choice.source), Path(choice.source)

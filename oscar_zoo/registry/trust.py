@@ -54,8 +54,7 @@ class Promise:
     about_manifest: bool = True
 
     def broken(self, digest: str | None, manifest_sha256: str | None) -> bool:
-        """Whether an offer with this digest (`None`: not known yet) and `oscar.json` is another
-        one."""
+        """Whether an offer is another one; a `digest` of `None` is not known yet."""
         if digest is not None and digest != self.digest:
             return True
         return self.about_manifest and manifest_sha256 != self.manifest_sha256
@@ -75,7 +74,6 @@ class Trust:
     allow_downgrade: bool = False
 
     def pinned(self, reference: Reference, catalog: Catalog) -> Pin | None:
-        """The pin of the project's lock that `reference` means, or `None`."""
         if self.lock is None or self.accept_new:
             return None
         recipe, folder = catalog.recipe(reference.name), reference.name.rsplit("/", 1)[-1]
@@ -96,8 +94,7 @@ class Trust:
         entry: IndexEntry | None = None,
         packaged: Promise | None = None,
     ) -> Iterator[Promise]:
-        """Everything promised about `artifact`, the strongest first, except for the copy in the
-        store."""
+        """Everything promised but by the copy in the store, the strongest first."""
         if packaged is not None:
             yield packaged
         if entry is not None:
@@ -117,32 +114,27 @@ class Trust:
         of: Sequence[Promise],
         hub: str,
     ) -> None:
-        """Refuse an offer that breaks a promise."""
         for promise in of:
             can_be_given_up = self.accept_new and not promise.final
             if promise.broken(digest, manifest_sha256) and not can_be_given_up:
                 raise _broken(artifact, promise, digest, manifest_sha256, hub)
 
     def check_serial(self, hub: str, index: Index) -> None:
-        """Refuse an index that is older than one seen before; raises `RollbackError`."""
         seen = self.known.read().serials.get(hub, 0)
         if index.serial < seen and not self.allow_downgrade:
             raise RollbackError.for_serial(hub, seen, index.serial)
 
     def check_timestamp(self, hub: str, stamp: bytes | None, index: bytes | None) -> str | None:
-        """The fingerprint of the key that signed an index, or `None`; see `checked_key`."""
         pinned = None if self.accept_new else self.known.read().keys.get(hub)
         return checked_key(stamp, index, hub=hub, pinned=pinned, allow_old=self.allow_downgrade)
 
     def key_of(self, hub: str) -> str | None:
-        """The fingerprint of the key that is pinned for `hub` at any revision, or `None`."""
         return self.known.read().key_of(hub)
 
     def remember(
         self, pin: Pin, *, hub: str = "", index: Index | None = None, key: str | None = None
     ) -> None:
-        """Write down what was used: for this user, and for the project where its lock may be
-        written."""
+        """Write down what was used: for this user, and in the lock where it may be written."""
         serial = 0 if index is None else index.serial
         self.known.update(lambda pins: pins.with_pin(pin).with_index(hub, serial, key))
         if self.lock is not None and self.write_lock and not self.locked:
@@ -150,7 +142,6 @@ class Trust:
 
 
 def of_record(record: Record) -> Promise:
-    """The promise of the copy in the store."""
     by = f"the copy stored on {record.fetched[:10]}"
     return Promise(record.digest, record.manifest_sha256, by)
 
@@ -183,10 +174,8 @@ LIFETIME = timedelta(days=90)
 
 
 class Timestamp(Document):
-    """The document: which index is in force, and until when.
-
-    `key` is the public key, DER in base64; `signature` is of all other fields in canonical JSON, in
-    the same form."""
+    """Which index is in force, and until when. `signature` is of all other fields in canonical
+    JSON, base64 as the public `key` is."""
 
     NAME, CODE = TIMESTAMP_NAME, "timestamp"
     REMEDY = "ask the owner of the hub to sign it again"
@@ -204,7 +193,6 @@ class Timestamp(Document):
 
     @classmethod
     def of(cls, index: bytes, serial: int, key: SigningKey) -> Self:
-        """The timestamp of `index`, made now, signed with `key`."""
         unsigned = cls(
             schema="oscar-zoo.timestamp/1",
             serial=serial,
@@ -218,27 +206,22 @@ class Timestamp(Document):
 
     @property
     def signed_bytes(self) -> bytes:
-        """What the signature is of."""
         value = self.model_dump(mode="json", by_alias=True, exclude={"signature"})
         return strict_json.canonical_bytes(value)
 
     @property
     def until(self) -> datetime:
-        """`expires` as a time."""
         return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
 
     @property
     def public(self) -> bytes:
-        """`key` as bytes."""
         return base64.b64decode(self.key, validate=True)
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of the public key."""
         return signatures.fingerprint(self.public)
 
     def is_signed(self) -> bool:
-        """Whether the owner of `key` signed this; raises `MissingDependency`."""
         try:
             signature = base64.b64decode(self.signature, validate=True)
         except ValueError:
@@ -249,11 +232,8 @@ class Timestamp(Document):
 def checked_key(
     stamp: bytes | None, index: bytes | None, *, hub: str, pinned: str | None, allow_old: bool
 ) -> str | None:
-    """The fingerprint of the key that signed the index of a hub, or `None` of a hub without one.
-
-    Args:
-        pinned: the fingerprint seen before, or `None`.
-    """
+    """The fingerprint of the key that signed the index of a hub, or `None` of a hub without one;
+    `pinned` is the one seen before."""
     if stamp is None:
         if pinned is not None:
             raise SignatureError.for_hub(hub, f"is not signed any more; key {pinned[:16]} did")
@@ -279,8 +259,7 @@ def checked_key(
 
 
 def renewed(stamp: bytes | None, index: bytes, serial: int, key: SigningKey | None) -> bytes | None:
-    """The timestamp to write beside `index`, or `None` where the one that is there stays or none is
-    wanted."""
+    """The timestamp to write beside `index`; `None` where the one that is there stays."""
     before = None if stamp is None else Timestamp.from_bytes(stamp)
     same = before is not None and before.index_sha256 == sha256_hex(index)
     if key is None:

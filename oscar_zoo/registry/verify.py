@@ -42,8 +42,7 @@ WANTED = "give a rotation file, or a folder that holds a K/V pair"
 
 @dataclass(frozen=True)
 class Expected:
-    """What an artifact is held against; without `geometry`, that of the model which a folder of the
-    path, or the artifact itself, names."""
+    """What an artifact is held against; without `geometry`, that of the model which it names."""
 
     geometry: Geometry | None = None
     digest: str | None = None
@@ -57,7 +56,6 @@ class Expected:
         known: Geometry | None,
         **more: Any,
     ) -> Outcome:
-        """The outcome of verification; `known` is the geometry that a name told."""
         from oscar_zoo.artifact.verify import verify_files
 
         verify = partial(
@@ -72,7 +70,6 @@ class Expected:
 
 
 def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
-    """Verify every target; a tree gives one result for each artifact in it."""
     from oscar_zoo.models.config_file import geometry_of_folder
 
     named = params.targets if isinstance(params.targets, tuple) else (params.targets,)
@@ -119,7 +116,6 @@ verify = python_call(VerifyParams, _one)
 
 
 def check_one(path: Path, expected: Expected | None = None) -> Outcome:
-    """Verify one rotation file or artifact folder; `path` is as `existing_path` returns it."""
     from oscar_zoo.artifact.artifact_folder import read_path
 
     expected, label = expected or Expected(), path_text(path)
@@ -136,8 +132,7 @@ def check_one(path: Path, expected: Expected | None = None) -> Outcome:
 
 
 def _check_installed(reference: Reference, expected: Expected) -> Outcome:
-    """Verify what `reference` means in the local store; a damaged or missing file is an outcome,
-    not an exception."""
+    """Verify what `reference` means in the local store; damage is an outcome, no exception."""
     store = Store()
     record = find_stored(reference, store)
     if record is None:
@@ -183,8 +178,7 @@ def verify_stored(artifact: StoredArtifact) -> Outcome:
 
 
 def existing_path(path: Path) -> Path:
-    """What to verify for `path`: a manifest stands for its folder, and a link to a folder for the
-    folder itself."""
+    """What to verify for `path`: a manifest stands for its folder, a link for its target."""
     text = path_text(path)
     if path.is_symlink() and not path.exists():
         raise PathNotFound(
@@ -209,7 +203,6 @@ class Place:
 
 
 def artifacts_at(path: Path) -> Place:
-    """The artifacts at and below a path that somebody named."""
     from oscar_zoo.artifact.artifact_folder import find_artifacts, refuse_links
 
     path = existing_path(path)
@@ -239,14 +232,12 @@ def _geometry_of(model: str) -> Geometry | None:
 
 
 def _geometry_from_path(path: Path) -> Geometry | None:
-    """Geometry of the model whose recipe is named by a folder of `path`, as in
-    `<Model>/<tag>/file`."""
+    """Of the model whose recipe a folder of `path` names, as in `<Model>/<tag>/file`."""
     parts = (path, *path.absolute().parents[:3])
     return next(filter(None, (_geometry_of(part.name) for part in parts)), None)
 
 
 def _model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> Geometry:
-    """Geometry of a model given as a name of the zoo or as a folder with a `config.json`."""
     path = Path(model).expanduser()
     known = _geometry_of(model) if isinstance(model, str) else None
     if known is not None:

@@ -48,8 +48,7 @@ class _File(Spec):
 
 @dataclass(frozen=True)
 class HubSettings:
-    """What is in force: the hubs to read, in order, those to publish to (without any, the zoo of
-    this user), whether no hub may be asked over the network, and how to end that."""
+    """What is in force: hubs to read, in order, and to publish to, and how offline mode ends."""
 
     read: tuple[str, ...]
     publish: tuple[str, ...]
@@ -59,11 +58,9 @@ class HubSettings:
 
 
 class Sources:
-    """The hubs that one verb asks, in order, and whether it may ask them: those `named`, else those
-    of `OSCAR_ZOO_HUB`, of `config.toml`, or the zoo of this user and the public ones.
-
-    Nothing is read or opened before it is needed, so that a verb which finds everything in a folder
-    needs no valid configuration."""
+    """The hubs that one verb asks, in order: those `named`, else those of `OSCAR_ZOO_HUB`, of
+    `config.toml`, or the zoo of this user and the public ones. Nothing is read or opened before it
+    is needed, so that a verb which finds everything in a folder needs no valid configuration."""
 
     def __init__(self, named: str | Sequence[str] | None = None, *, offline: bool = False) -> None:
         self.named: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named or ())
@@ -71,19 +68,16 @@ class Sources:
 
     @cached_property
     def settings(self) -> HubSettings:
-        """The configuration in force."""
         return load(self.named, offline=self.asked_offline)
 
     @cached_property
     def hubs(self) -> tuple[Hub, ...]:
-        """The opened hubs, in order; offline only those in folders."""
         read, network = self.settings.read, self.settings.network
         wanted = [text for text in read if not (self.offline and is_remote(text))]
         return tuple(open_hub(text, network=network) for text in wanted)
 
     @property
     def are_named(self) -> bool:
-        """Whether the caller or `OSCAR_ZOO_HUB` names the hubs."""
         return bool(self.named or self.by_environment)
 
     @property
@@ -107,9 +101,7 @@ def is_remote(text: str) -> bool:
 
 
 def open_hub(text: str | None = None, *, network: Limits | None = None) -> Hub:
-    """The hub that `text` names, or the zoo of this user, a folder that the first publish creates;
-    nothing is asked or created yet. `network` is by default what the configuration says, which a
-    folder needs not."""
+    """The hub that `text` names, or the zoo of this user; nothing is asked or created yet."""
     if text is None:
         return LocalHub(paths.default_zoo_dir(), must_exist=False)
     kind = table.kind_of(text)
@@ -126,7 +118,6 @@ def open_hub(text: str | None = None, *, network: Limits | None = None) -> Hub:
 
 
 def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:
-    """The hubs to publish to, those without commits last; default the zoo of this user."""
     settings = load(texts)
     last = [scheme for scheme, kind in table.HUBS.items() if not kind.has_commits]
     wanted = sorted(settings.publish, key=lambda hub: hub.partition(":")[0].casefold() in last)
@@ -134,7 +125,6 @@ def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:
 
 
 def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
-    """The settings in force; each of `hubs` may hold several, separated by commas or spaces."""
     stored = _read()
     named = _split(hubs) or _split([os.environ.get("OSCAR_ZOO_HUB", "")])
     listed = named or stored.hubs

@@ -35,7 +35,6 @@ def is_commit(value: object) -> bool:
 
 
 def is_true(variable: str) -> bool:
-    """Whether a variable of the environment says yes."""
     return os.environ.get(variable, "").strip().casefold() in _TRUE
 
 
@@ -85,7 +84,6 @@ class Change:
 
     @property
     def paths(self) -> dict[str, bytes]:
-        """Every file by its path in the hub."""
         return {f"{self.artifact}/{name}": data for name, data in self.files.items()} | dict(
             self.root
         )

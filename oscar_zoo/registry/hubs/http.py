@@ -92,13 +92,8 @@ class Failed(Exception):
 
 
 class Transport:
-    """GET requests to one hub.
-
-    Args:
-        endpoint: address of the hub; the token goes to its scheme, host and port only.
-        token: the token of the user, or `None`; asked before every request that may carry it.
-        cookie: name of a cookie that carries the token too.
-    """
+    """GET requests to one hub. The token goes to scheme, host and port of `endpoint` only, and in a
+    `cookie` of that name too."""
 
     def __init__(
         self,
@@ -123,14 +118,9 @@ class Transport:
         seconds: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> HttpReply:
-        """The whole answer to a GET; its status is 200.
-
-        Args:
-            limit: a body with more bytes than this is refused.
-            size: bytes of the body, where they are known.
-            seconds: for everything but the pauses between tries.
-            progress: told the bytes that arrived so far; they start again with every try.
-        """
+        """The whole answer to a GET; its status is 200. A body of more than `limit` bytes is
+        refused; `seconds` are for everything but the pauses between tries, with each of which
+        `progress` starts again."""
         if seconds is None:
             seconds = LEAST_SECONDS + (limit if size is None else size) / self.limits.min_rate
         late = HubTimeout.for_hub(self.title, f"was not done within {seconds:.0f} s")
@@ -175,7 +165,6 @@ class Transport:
     def _try(
         self, client: Any, url: str, limit: int, size: int | None, told: Callable[[int], None]
     ) -> tuple[HttpReply, bool]:
-        """The answer, whatever its status, and whether a token went along."""
         response, sent_token = self._open(client, url)
         with contextlib.closing(response):
             chunks = self._chunks(client, response)
@@ -189,7 +178,6 @@ class Transport:
         return HttpReply(response.status_code, headers, body, str(response.url)), sent_token
 
     def _open(self, client: Any, url: str) -> tuple[Any, bool]:
-        """The first answer that is no redirect, its body still to be read."""
         source: Origin | None = None
         trusted = True
         for _ in range(MAX_REDIRECTS + 1):
@@ -289,7 +277,6 @@ def asked_to_wait(headers: Mapping[str, str]) -> float | None:
 
 
 def checked_token(title: str, client: Any, ask: Callable[[], str | None]) -> str | None:
-    """The token that `ask` finds for the hub `title`, which may need requests of its own."""
     found = reached(title, client, ask)
     if found is not None and _TOKEN.fullmatch(found) is None:
         message = f"the token for {title} has characters that no token has."
@@ -310,7 +297,6 @@ class Origin:
 
     @classmethod
     def of(cls, url: Any) -> Self:
-        """The origin of a URL object of the HTTP client, which has `scheme`, `host` and `port`."""
         scheme = str(url.scheme).lower()
         return cls(scheme, str(url.host).lower(), url.port or _PORTS.get(scheme))
 
@@ -320,7 +306,6 @@ class Origin:
         return self.scheme == "https" or (self.scheme == "http" and _is_loopback(self.host))
 
     def may_see_token_of(self, hub: Origin) -> bool:
-        """Whether a token for `hub` may be sent here."""
         return self == hub and self.is_private
 
     def may_redirect_to(self, target: Origin) -> bool:
@@ -330,7 +315,6 @@ class Origin:
 
 
 def is_nearby(address: str) -> bool:
-    """Whether `address`, with or without a scheme, is on this machine."""
     try:
         host = urlsplit(address if "//" in address else f"//{address}").hostname
     except ValueError:
@@ -369,7 +353,6 @@ def http_client() -> Any:
 
 
 def _in_force(variables: Iterable[str]) -> list[str]:
-    """Those of the variables that are set; those of proxies win in lower case."""
     pairs = ((key.lower() if key.endswith("_PROXY") else key, key) for key in variables)
     return [name for pair in pairs for name in [n for n in pair if os.environ.get(n)][:1]]
 

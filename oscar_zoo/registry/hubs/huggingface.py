@@ -237,7 +237,6 @@ class HuggingFaceHub(RemoteHub):
             return http.reached(self.title, client, answer)
 
     def _understood(self, doing: str, call: Callable[[], T]) -> T:
-        """`call`, with what the client makes of answers turned into our errors."""
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
         try:
@@ -264,7 +263,6 @@ class HuggingFaceHub(RemoteHub):
 
 
 def user_token() -> str | None:
-    """The token of the user as the client finds it, or `None`."""
     if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
     from huggingface_hub import errors, get_token
@@ -278,7 +276,6 @@ def user_token() -> str | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the client says and draws on stderr."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
@@ -301,7 +298,6 @@ _WRONG_TOKEN = "Invalid credentials in Authorization header"
 
 
 def parse_commit(body: bytes, title: str) -> str:
-    """The commit that the description of a repository names."""
     about = _parse(body, title)
     commit = about.get("sha") if isinstance(about, dict) else None
     if not is_commit(commit):
@@ -322,7 +318,6 @@ def parse_page(body: bytes, title: str) -> Iterator[HubFile]:
 
 
 def next_page(headers: Mapping[str, str], here: str, title: str) -> str | None:
-    """Address of the page after the one at `here`, or `None`."""
     match = _NEXT.search(headers.get("link", ""))
     if match is None:
         return None
@@ -345,7 +340,6 @@ def refusal(
     revision: str | None = None,
     path: str | None = None,
 ) -> OscarZooError:
-    """The error for an answer that refuses."""
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
     if code == "GatedRepo":
         return GatedRepository.for_hub(title)

@@ -59,12 +59,8 @@ KEPT_SECONDS = 24 * 3600
 
 
 class LocalHub:
-    """A hub whose artifacts lie in the folder `root`.
-
-    Args:
-        root: the folder. Reading never creates it; the first commit does.
-        must_exist: whether reading a missing `root` is an error, or an empty hub.
-    """
+    """A hub whose artifacts lie in the folder `root`, which the first commit creates. Whether
+    reading a missing one is an error or an empty hub, `must_exist` says."""
 
     def __init__(self, root: Path, *, must_exist: bool = True) -> None:
         self.root = root.absolute()
@@ -87,7 +83,6 @@ class LocalHub:
         return _token(self._pinned_index())
 
     def at(self, revision: str) -> Self:
-        """This hub, if it still is what `revision` says: a folder keeps no history."""
         if revision != self.revision:
             raise RevisionNotFound.for_hub(self.title, revision)
         return self
@@ -96,7 +91,6 @@ class LocalHub:
         self._view = None
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
-        """Every artifact, sorted. Links and names outside the grammar are no artifacts."""
         make = (
             "check the path of the hub, and OSCAR_ZOO_HUB if it names the hub; to make a new one"
             f" there: oscar-zoo publish FOLDER --hub {quote(self.name)} --create"
@@ -270,24 +264,19 @@ def _is_safe(name: str) -> bool:
 
 
 def _token(index: bytes | None) -> str:
-    """The name of an index: sha256 of its bytes, of nothing where there is none."""
     return sha256_hex(index or b"")
 
 
 def _current(root: Path) -> bytes | None:
-    """The index of the hub in `root`: `index.json`, or what was claimed after it.
-
-    `None` where there is no `index.json`; the next writer brings it back where it was deleted."""
+    """`index.json`, or what was claimed after it; `None` where there is none, until the next writer
+    brings it back."""
     index = _read(root / INDEX_NAME)
     return None if index is None else _last(root, index)
 
 
 def _write_index(root: Path, parent: str, index: bytes) -> bool:
-    """Write `index` as the one after `parent`.
-
-    Returns:
-        False where another writer has that turn; its index is in place then.
-    """
+    """Write `index` as the one after `parent`; false where another writer has that turn, whose
+    index is in place then."""
     before = _current(root)
     won = _token(before) == parent and _win(root, before, index)
     _settle(root)
@@ -317,7 +306,6 @@ def _win(root: Path, before: bytes | None, index: bytes) -> bool:
 
 
 def _settle(root: Path) -> None:
-    """Bring `index.json` to the end of the chain."""
     index = _read(root / INDEX_NAME)
     last = _last(root, index)
     if last is not None and index != last:
@@ -325,7 +313,6 @@ def _settle(root: Path) -> None:
 
 
 def _last(root: Path, index: bytes | None) -> bytes | None:
-    """The end of the chain of claims from `index` on."""
     for _ in range(_LONGEST_CHAIN):
         following = _read(_claim(root, index))
         if following is None:

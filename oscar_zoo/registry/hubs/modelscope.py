@@ -209,7 +209,6 @@ class ModelScopeHub(RemoteHub):
             )
 
     def _find(self, revision: str) -> tuple[Transport, Listing]:
-        """The site that has the repository, and its listing at `revision`."""
         name = name_of(revision)
         sites = [self._home] if self._home else self._sites
         for site in sites:
@@ -249,7 +248,6 @@ class ModelScopeHub(RemoteHub):
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
-        """The hub's own client, while it is needed."""
         site, token = self._home or self._sites[0], _token()
         if token is None or site is not self._sites[0]:
             text = f"{self.title} takes changes with a token only."
@@ -314,7 +312,6 @@ class ModelScopeHub(RemoteHub):
         self._call(run)
 
     def _call(self, call: Callable[[], T], least: float = 0) -> T:
-        """What `call` of the client returns, in time."""
         from modelscope_hub.errors import HubError
 
         seconds = max(_ANSWER_SECONDS, least)
@@ -393,12 +390,9 @@ def _origin(address: str) -> Origin:
 
 
 class Refused(Exception):
-    """The hub said no; what that means depends on the question. `code` is the envelope's, where
-    there is one.
-
-    `is_missing` says whether there is no such repository, revision or file, or the hub will not say
-    that there is; `is_empty`, whether the repository is there, and nothing in it at that
-    revision."""
+    """The hub said no; what that means depends on the question. `code` is the envelope's.
+    `is_missing`: there is no such repository, revision or file, or the hub will not say;
+    `is_empty`: the repository has nothing at that revision."""
 
     def __init__(self, status: int, code: int | None, *, sent_token: bool) -> None:
         super().__init__(f"status {status}, code {code}")
@@ -441,7 +435,6 @@ class Listing:
         return f"{self.name}{_MARK}{sha256_hex(strict_json.canonical_bytes(entries))}"
 
     def is_same(self, other: Listing) -> bool:
-        """Whether both are one commit; one content, where the hub does not tell commits."""
         if self.commit is None or other.commit is None:
             return self.files == other.files
         return self.commit == other.commit
@@ -458,7 +451,6 @@ def address(endpoint: str, repo: str, *path: str, **query: str) -> str:
 
 
 def code_in(body: Any) -> int | None:
-    """The code in an envelope, parsed or as bytes, or `None` when it is none or has none."""
     if isinstance(body, bytes):
         try:
             body = strict_json.loads(body, what="the answer")
@@ -469,7 +461,6 @@ def code_in(body: Any) -> int | None:
 
 
 def data_in(body: bytes, title: str) -> Json:
-    """What is in the envelope of an answer with status 200."""
     try:
         envelope = strict_json.loads(body, what="the answer", max_bytes=MAX_LISTING_BYTES)
     except MalformedFile as error:

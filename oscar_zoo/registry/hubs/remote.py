@@ -72,8 +72,7 @@ class RemoteHub(ABC):
 
     @abstractmethod
     def resolve(self, revision: str | None) -> str:
-        """What answers refer to: the commit of the branch, tag or commit `revision`, default of the
-        main branch."""
+        """The commit of the branch, tag or commit `revision`, default of the main branch."""
 
     @abstractmethod
     def listing(self, revision: str) -> Listing:
@@ -88,8 +87,8 @@ class RemoteHub(ABC):
         limit: int,
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
-        """What the hub sends for `file` of `listing(revision)`, not compared with anything; more
-        than `limit` bytes are refused as `file.size`, and `progress` is told how many arrived."""
+        """What the hub sends for `file`, compared with nothing; more than `limit` bytes are
+        refused."""
 
     @abstractmethod
     def create(self, *, private: bool = False) -> None:
@@ -104,7 +103,6 @@ class RemoteHub(ABC):
 
     @property
     def name(self) -> str:
-        """With the revision that was asked for: `hf:org/name@v1`."""
         return self.plain_name + (f"@{self._asked}" if self._asked else "")
 
     @property
@@ -127,8 +125,6 @@ class RemoteHub(ABC):
             self._pinned = self._files = None
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
-        """Every `<Model>/<tag>` that has a file, sorted; other files of the repository are left
-        out."""
         owners = {owner for owner, _ in map(_place, self._listing())}
         return tuple(sorted(owner for owner in owners if owner is not None))
 
@@ -186,7 +182,6 @@ class RemoteHub(ABC):
 
     @property
     def cache(self) -> MetadataCache:
-        """What is kept of this hub; asks nobody."""
         return MetadataCache(self.key)
 
     def _listing(self) -> Listing:
@@ -211,8 +206,7 @@ class RemoteHub(ABC):
     def _read(
         self, file: HubFile, limit: int, progress: Callable[[int], None] | None = None
     ) -> bytes:
-        """One file. A copy that differs from the listing is fetched once more from the same hub,
-        then refused."""
+        """One file. A copy that differs from the listing is fetched once more, then refused."""
         if file.size > limit:
             raise MalformedFile(
                 "file.size",
@@ -255,7 +249,6 @@ def difference(file: HubFile, data: bytes) -> str | None:
 
 
 def listed_file(title: str, path: Json, size: Json, **digests: Json) -> HubFile:
-    """A file as the hub `title` lists it; `digests` are checked already."""
     if type(path) is not str or type(size) is not int or size < 0:
         raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
     return HubFile(path, size, digests.get("sha256"), digests.get("git_oid"))
@@ -270,13 +263,11 @@ def by_path(title: str, files: Iterable[HubFile]) -> dict[str, HubFile]:
 
 
 def git_oid(data: bytes) -> str:
-    """The sha1 by which git knows a file with the content `data`, as 40 hex digits."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def _place(path: str) -> tuple[ArtifactId | None, str]:
-    """Whose file `path` is, and its plain name; no artifact's, where the path is not
-    `<Model>/<tag>/<file>`."""
+    """Whose file `path` is, if any artifact's, and its plain name."""
     parts = path.split("/")
     try:
         for part in parts:
@@ -295,30 +286,25 @@ _ANSWERED = "answered"
 
 
 class MetadataCache:
-    """What is kept of one hub on the disk: of each commit its listing and small files, each behind
-    a line with its digest and name."""
+    """What is kept of one hub: of each commit its listing and small files, each behind a line with
+    its digest and name."""
 
     def __init__(self, key: str) -> None:
         self._root = paths.cache_dir()
         self._folder = self._root / "hubs" / sha256_hex(key.encode())[:16]
 
     def listing(self, revision: str, fetch: Callable[[], bytes]) -> bytes:
-        """The listing at `revision`; `fetch` is called when it is not here."""
         return self._once(revision, "listing.json", fetch)
 
     def file(self, revision: str, path: str, fetch: Callable[[], bytes]) -> bytes:
-        """The file `path` of the repository at `revision`; `fetch` is called when it is not
-        here."""
         return self._once(revision, _kept_name(path), fetch)
 
     def copies(self, path: str) -> tuple[bytes, ...]:
-        """The file `path` at every commit it is kept of."""
         name = _kept_name(path)
         found = [_read(commit / name, self._root, commit.name, name) for commit in self._commits()]
         return tuple(data for data in found if data is not None)
 
     def note_answer(self) -> None:
-        """Remember that the hub told just now which commit it is at."""
         with contextlib.suppress(OSError):
             durable.check_private(*_above(self._folder / _ANSWERED, self._root))
             durable.make_folders(self._folder, mode=0o700)
@@ -399,7 +385,6 @@ def _read(place: Path, root: Path, revision: str, name: str) -> bytes | None:
 
 
 def _above(place: Path, root: Path) -> list[Path]:
-    """The folders that lead to `place`, from `root` on."""
     return [folder for folder in reversed(place.parents) if folder.is_relative_to(root)]
 
 

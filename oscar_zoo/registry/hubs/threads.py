@@ -27,10 +27,8 @@ def within(seconds: float, call: Callable[[], T], *, error: Callable[[], Excepti
 
 
 def in_parallel(calls: Sequence[Callable[[], T]], *, workers: int = 4) -> list[T]:
-    """Run `calls`, at most `workers` at a time, and return their results in the order of `calls`.
-
-    The first exception is raised as soon as it happens; calls that run then go on unobserved,
-    others never start. The same holds for an interrupt of the thread that waits."""
+    """The results of `calls`, at most `workers` at a time. The first exception, or an interrupt of
+    the thread that waits, is raised at once; calls that run then go on unobserved."""
     futures: list[Future[T]] = [Future() for _ in calls]
     waiting = iter(list(zip(calls, futures, strict=True)))
     taking, stopped = threading.Lock(), threading.Event()
