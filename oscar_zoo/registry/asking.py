@@ -85,7 +85,7 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
         return close[0]
     asked = ", ".join(hub.title for hub, _ in troubles)
     options = "".join(f" --hub {quote(hub.name)}" for hub, _ in troubles)
-    if {hub.name for hub, _ in troubles} <= set(address.load().read):
+    if {hub.name for hub, _ in troubles} <= set(address.Sources().read):
         options = ""  # it lists them anyway
     return ArtifactNotFound(
         f"{name} is on none of the hubs asked: {asked}.",

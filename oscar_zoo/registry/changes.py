@@ -475,18 +475,17 @@ Failure = Annotated[
 
 def writable_hubs(names: Sequence[str]) -> tuple[Hub, ...]:
     """The hubs to write to, in order, those without commits last."""
-    hubs = address.publishing_hubs(names)
+    hubs = address.Sources(names).publishing_hubs
     for hub in hubs:
         check_online(hub)
     return hubs
 
 
 def check_online(hub: Hub) -> None:
-    settings = address.load()
-    if address.is_remote(hub.name) and settings.offline:
-        raise OfflineError(
-            f"{hub.title} cannot be reached in offline mode.", hint=settings.go_online
-        )
+    sources = address.Sources()
+    if address.is_remote(hub.name) and sources.offline:
+        text = f"{hub.title} cannot be reached in offline mode."
+        raise OfflineError(text, hint=sources.go_online)
 
 
 def write_to_each(

@@ -91,7 +91,7 @@ def whoami() -> str | None:
     from oscar_zoo.registry.hubs.http import Transport
     from oscar_zoo.registry.hubs.huggingface import user_token
 
-    limits = replace(address.load().network, tries=1)
+    limits = replace(address.Sources().network, tries=1)
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
 
     def refusal(reply: HttpReply, sent_token: bool) -> Exception:

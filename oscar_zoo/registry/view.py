@@ -277,7 +277,8 @@ def _not_found(
         names |= {alias for entry in view.index.artifacts for alias in entry.aliases}
         close = view.catalog.close_matches(reference.name, names)
         error = ArtifactNotFound.for_name(str(reference), close)
-        error.next_step = ListNames(None if view.hub.name in address.load().read else view.hub.name)
+        is_usual = view.hub.name in address.Sources().read
+        error.next_step = ListNames(None if is_usual else view.hub.name)
         return error
     elsewhere = sorted(
         f"{scheme}:{place.repo}"
