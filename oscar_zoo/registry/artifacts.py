@@ -10,8 +10,8 @@ from pathlib import Path
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import Reference
-from oscar_zoo.artifact.outcome import Verified, refuse, warning_text
+from oscar_zoo.artifact.names import Reference, path_text
+from oscar_zoo.artifact.outcome import Outcome, Verified, refuse, warning_text
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.next_step import Pull
@@ -101,7 +101,7 @@ class Artifact:
             VerificationFailed: it must not be used.
         """
         if not self.installed or self.id is None:
-            return _verified_folder(self.path)
+            return _verified(check_one(self.path), path_text(self.path))
         reference, store = Reference(str(self.model), self.tag, self.digest), Store()
         record = find_stored(reference, store)
         if record is None:
@@ -218,7 +218,7 @@ def open_folder(path: Path, observer: Observer) -> Artifact:
     if path.is_file():
         message = f"{path} is one file; a cache needs K and V."
         raise refusal(path, UsageError(message, hint="give the folder that holds both"))
-    verified = _verified_folder(path)
+    verified = _verified(check_one(path), path_text(path))
     for text in verified.warnings:
         observer.note(warning_note(text))
     manifest, names = verified.manifest, [file.path for file in verified.files]
@@ -242,16 +242,12 @@ def open_folder(path: Path, observer: Observer) -> Artifact:
 
 
 def _verified_copy(stored: StoredArtifact) -> Verified:
-    outcome = verify_stored(stored)
-    if not isinstance(outcome, Verified):
-        refuse(stored.record.id.reference, outcome)
-    return outcome
+    return _verified(verify_stored(stored), stored.record.id.reference)
 
 
-def _verified_folder(path: Path) -> Verified:
-    outcome = check_one(path)
+def _verified(outcome: Outcome, name: str) -> Verified:
     if not isinstance(outcome, Verified):
-        refuse(outcome.label, outcome)
+        refuse(name, outcome)
     return outcome
 
 

@@ -29,7 +29,7 @@ from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.base import Hub
 from oscar_zoo.registry.known_names import close_names, knows
 from oscar_zoo.registry.pins import Pin, same_hub
-from oscar_zoo.registry.store import Record, find_installed
+from oscar_zoo.registry.store import Record
 
 if TYPE_CHECKING:
     from oscar_zoo.registry.fetch import PullJob
@@ -96,15 +96,8 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
 
 def explained(error: OscarZooError, job: PullJob) -> OscarZooError:
     """`error` of hubs that could not help, with what was looked for and what the user can do."""
-    pin, lock = job.pin, job.trust.lock
-    if pin is None or lock is None:
-        copy = find_installed(job.reference, job.store, job.catalog)
-    else:
-        there = [one for one in job.store.installed() if one.id.key == pin.artifact_id.key]
-        same = (one for one in there if pin.same_bytes(one.digest, one.manifest_sha256))
-        copy = next(same, None)
-    damaged = None if copy is None else _damaged(error, job, copy)
-    if damaged is not None:
+    pin, lock, copy = job.pin, job.trust.lock, job.copy()
+    if copy is not None and (damaged := _damaged(error, job, copy)):
         return damaged
     if pin is not None and lock is not None:
         return _pinned_missing(error, job, pin, lock.path)

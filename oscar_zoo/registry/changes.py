@@ -251,10 +251,6 @@ class Version:
         data = None
         if FILE_NAME in listing:
             data = hub.fetch(artifact, FILE_NAME, limit=strict_json.MAX_BYTES)
-            want, got = listing[FILE_NAME].sha256, sha256_hex(data)
-            if want not in (None, got):
-                what = f"{FILE_NAME} of {artifact} on {hub.title}"
-                raise DigestMismatchError.for_content(what, want=want, got=got)
         manifest = Manifest.readable(data)
         names = filter(is_payload, listing)
         if manifest:

@@ -205,22 +205,21 @@ class PullJob:
         except (NetworkError, NotFoundError) as error:
             raise explained(error, self) from error.__cause__
 
+    def copy(self) -> Record | None:
+        """What the store has of it: exactly what is pinned, if anything is."""
+        pin = self.pin
+        if pin is None:
+            return find_installed(self.reference, self.store, self.catalog)
+        there = (one for one in self.store.installed() if one.id.key == pin.artifact_id.key)
+        same = (one for one in there if pin.same_bytes(one.digest, one.manifest_sha256))
+        return next(same, None)
+
     def _installed(self, any_copy: bool) -> PullResult | None:
         """The copy in the store, where no hub has to be asked."""
         pin = self.pin
-        if pin is not None:
-            same = (
-                one
-                for one in self.store.installed()
-                if one.id.key == pin.artifact_id.key
-                and pin.same_bytes(one.digest, one.manifest_sha256)
-            )
-            record = next(same, None)
-        elif any_copy or self.reference.digest is not None:
-            record = find_installed(self.reference, self.store, self.catalog)
-        else:
+        if pin is None and self.reference.digest is None and not any_copy:
             return None
-        stored = self.store.intact(record)
+        stored = self.store.intact(self.copy())
         if stored is None:
             return None
         hub = stored.record.source

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, InstanceOf, PlainSerializer, computed_field
 
@@ -47,6 +47,7 @@ from oscar_zoo.registry.measured import POOR_PERCENT, Measured, is_poor
 from oscar_zoo.registry.params import PublishParams
 from oscar_zoo.registry.score_file import ScoreFile, merged
 from oscar_zoo.registry.signatures import KnownKey, KnownKeys, SigningKey, check_signature, sign
+from oscar_zoo.verb import checked, shows
 
 _LEAST_PARAMETERS = 100_000_000
 """Smaller models are not asked whole questions: perplexity and recall say more about them."""
@@ -236,32 +237,16 @@ def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
     return PublishReport(done, error)
 
 
+@shows(PublishParams)
 def publish(
-    folder: str | Path,
-    *,
-    hub: str | None = None,
-    create: bool = False,
-    propose: bool = False,
-    aliases: Sequence[str] = (),
-    scores: Sequence[str | Path] = (),
-    allow_warnings: bool = False,
-    allow_poor: bool = False,
-    unmeasured: bool = False,
-    dry_run: bool = False,
+    folder: str | Path, *, hub: str | None = None, propose: bool = False, **options: Any
 ) -> PublishResult:
     """Verify an artifact folder strictly and publish it as a version that never changes.
 
     Args:
-        folder: rotation files and their `oscar.json`.
         hub: where to; default the zoo of this user.
-        create: create a repository that is not there.
         propose: open a pull request instead.
-        aliases: other names of exactly this artifact.
-        scores: score files to attach beside `scores.json` of the folder, if it has one.
-        allow_warnings: publish although verification has warnings.
-        allow_poor: publish although perplexity is more than 5 % above BF16; the index says so.
-        unmeasured: publish although perplexity or recall was not measured; the index says so.
-        dry_run: send nothing; `result.plan` says what would be sent.
+        options: of `oscar-zoo publish`. With `dry_run`, `result.plan` says what would be sent.
 
     Raises:
         UsageError: perplexity or recall was not measured under the recipe, or is poor.
@@ -269,19 +254,8 @@ def publish(
         VerificationFailed: the artifact must not be used.
         NetworkError: no answer; publishing the same again is safe.
     """
-    params = PublishParams(
-        Path(folder),
-        hubs=(hub,) if hub else (),
-        create=create,
-        create_pr=propose,
-        aliases=tuple(aliases),
-        scores=tuple(map(Path, scores)),
-        allow_warnings=allow_warnings,
-        allow_poor=allow_poor,
-        unmeasured=unmeasured,
-        dry_run=dry_run,
-    )
-    return run(params).hubs[0]
+    given = {"folder": folder, "hubs": (hub,) if hub else (), "create_pr": propose}
+    return run(checked(PublishParams, given | options)).hubs[0]
 
 
 def _verify(

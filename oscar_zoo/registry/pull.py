@@ -47,6 +47,7 @@ from oscar_zoo.registry.targets import (
 )
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.view import every_version
+from oscar_zoo.verb import checked, shows
 
 PARALLEL_ARTIFACTS = 4
 
@@ -160,18 +161,14 @@ def run(
     )
 
 
+@shows(PullParams)
 def pull(
     name: str,
     *,
     hubs: str | Sequence[str] | None = None,
-    output: str | Path | None = None,
     lock: str | Path | None = None,
-    locked: bool = False,
-    accept_new_digest: bool = False,
-    offline: bool = False,
-    require_signature: bool = False,
-    keys: Sequence[str | Path] = (),
     progress: Progress | None = None,
+    **options: Any,
 ) -> Artifact:
     """Fetch, verify and keep an artifact, or check the copy that is here.
 
@@ -179,14 +176,9 @@ def pull(
         name: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX`; a Hugging Face id works too.
         hubs: asked in order; default `OSCAR_ZOO_HUB`, `config.toml`, else the zoo of this user and
             the public ones.
-        output: also copy the files to `<output>/<Model>/<tag>`.
         lock: an `oscar-zoo.lock` to hold the artifact to, and to pin it in.
-        locked: take only what `lock` has; never write it.
-        accept_new_digest: take bytes that differ from those seen before, and pin them.
-        offline: ask no hub.
-        require_signature: refuse an artifact without a valid signature of a known key.
-        keys: PEM files of public keys that are known besides the hub's and those of the package.
         progress: called with file, bytes so far and bytes in total, from several threads.
+        options: of `oscar-zoo pull`, such as `output`, `locked`, `offline`, `keys`.
 
     Raises:
         NotFoundError: nobody has it.
@@ -197,19 +189,14 @@ def pull(
         OutputExists: `output` holds other content.
         NotLocked: `locked`, and `lock` does not have it.
     """
-    params = PullParams(
-        names=(name,),
-        hubs=(hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
-        offline=offline,
-        output=None if output is None else Path(output),
-        lock=False if lock is None else None,
-        lock_file=None if lock is None else Path(lock),
-        locked=locked,
-        accept_new_digest=accept_new_digest,
-        require_signature=require_signature,
-        keys=tuple(keys),
-    )
-    (result,) = run(params, _Told(progress)).artifacts
+    fixed = {
+        "names": (name,),
+        "dry_run": False,
+        "hubs": (hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
+        "lock": False if lock is None else None,
+        "lock_file": lock,
+    }
+    (result,) = run(checked(PullParams, options | fixed), _Told(progress)).artifacts
     assert isinstance(result, PullResult), "nothing was asked to be planned"
     return pulled_artifact(result, result.output)
 

@@ -196,8 +196,15 @@ def check_model_id(text: str) -> None:
         check_part(part, "model id")
 
 
+class _Written:
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True)
-class PathTarget:
+class PathTarget(_Written):
     """A file, an artifact folder or a tree of them; nothing needs to be there yet."""
 
     text: str
@@ -205,12 +212,9 @@ class PathTarget:
     choice = None
     """The model that the text alone means: none."""
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass(frozen=True)
-class ModelTarget:
+class ModelTarget(_Written):
     """A folder that holds a model and is no artifact. It stands for the artifact of its name."""
 
     text: str
@@ -224,12 +228,9 @@ class ModelTarget:
     def reference(self) -> Reference:
         return Reference(self.choice.name)
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass(frozen=True)
-class NameTarget:
+class NameTarget(_Written):
     """The name of an artifact; `namesake` is a file or folder of the current folder that has the
     same name."""
 
@@ -245,9 +246,6 @@ class NameTarget:
     def model_namesake(self) -> Path | None:
         """`namesake`, if it is a folder that holds a model and is no artifact."""
         return self.namesake if self.namesake and _is_model_folder(self.namesake) else None
-
-    def __str__(self) -> str:
-        return self.text
 
 
 Target = PathTarget | ModelTarget | NameTarget
@@ -319,11 +317,10 @@ def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
 
     text = f"{target} is a path; this takes a name."
     if isinstance(target, ModelTarget):
-        make = f"oscar-zoo compute {quote(target.text)} makes a rotation for this model"
-        known = target.choice.recipe is not None
-        return UsageError(
-            text, hint=f"the name of this model: {target.choice.name}" if known else make
-        )
+        hint = f"oscar-zoo compute {quote(target.text)} makes a rotation for this model"
+        if target.choice.recipe is not None:
+            hint = f"the name of this model: {target.choice.name}"
+        return UsageError(text, hint=hint)
     if not os.path.lexists(target.path):
         hint = "check the path, or give a name: oscar-zoo list"
         return PathNotFound(f"no such file or folder: {target}", hint=hint)
@@ -389,9 +386,8 @@ class ComputeWish:
 
     def check(self) -> None:
         if self.calib_data and not self.compute:
-            raise UsageError(
-                "--calib-data goes with --compute.", hint="add --compute, or leave it out"
-            )
+            hint = "add --compute, or leave it out"
+            raise UsageError("--calib-data goes with --compute.", hint=hint)
 
 
 def computing(choice: ModelChoice, sources: Sources, *, offline: bool = False) -> Compute:

@@ -88,13 +88,11 @@ def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
             with looking_up(target, observer):
                 results.append(_check_installed(target.reference, expected))
             continue
-        place = artifacts_at(target.path)
-        if expected.digest is not None and len(place.artifacts) > 1:
-            raise UsageError(
-                f"--digest goes with one artifact, {place.path} holds {len(place.artifacts)}.",
-                hint="name one of them",
-            )
-        results += [check_one(item, expected) for item in place.artifacts]
+        path, found = artifacts_at(target.path)
+        if expected.digest is not None and len(found) > 1:
+            text = f"--digest goes with one artifact, {path} holds {len(found)}."
+            raise UsageError(text, hint="name one of them")
+        results += [check_one(item, expected) for item in found]
     return VerifyReport.of(results)
 
 
@@ -152,28 +150,25 @@ def _check_installed(reference: Reference, expected: Expected) -> Outcome:
     except MalformedFile as error:
         outcome = Unreadable(error.message, label)
     else:
-        outcome = expected.of(
-            stored.payload,
-            signature_of(stored, expected.signing),
-            _geometry_of(record.id.model),
-            manifest=stored.manifest,
-            expected=record.files,
-            what=label,
-        )
+        outcome = verify_stored(stored, expected, signature_of(stored, expected.signing))
     remarks = status_warnings(record)
     return replace(outcome, label=label, fetch_again=record.fetch_again, remarks=remarks)
 
 
-def verify_stored(artifact: StoredArtifact) -> Outcome:
+def verify_stored(
+    stored: StoredArtifact,
+    expected: Expected | None = None,
+    signature: SignatureReport | None = None,
+) -> Outcome:
     """Verify an entry that `Store.open` returned, with the geometry the zoo knows for its model."""
-    from oscar_zoo.artifact.verify import verify_files
-
-    return verify_files(
-        artifact.payload,
-        manifest=artifact.manifest,
-        expected=artifact.record.files,
-        geometry=_geometry_of(artifact.record.id.model),
-        name_hint=str(artifact.record.id),
+    record = stored.record
+    return (expected or Expected()).of(
+        stored.payload,
+        signature,
+        _geometry_of(record.id.model),
+        manifest=stored.manifest,
+        expected=record.files,
+        what=record.id.reference,
     )
 
 
@@ -194,15 +189,8 @@ def existing_path(path: Path) -> Path:
     return path.parent if path.name == FILE_NAME else path
 
 
-@dataclass(frozen=True)
-class Place:
+def artifacts_at(path: Path) -> tuple[Path, list[Path]]:
     """A path, and the artifacts at and below it, one at least; a file is one itself."""
-
-    path: Path
-    artifacts: list[Path]
-
-
-def artifacts_at(path: Path) -> Place:
     from oscar_zoo.artifact.artifact_folder import find_artifacts, refuse_links
 
     path = existing_path(path)
@@ -211,13 +199,12 @@ def artifacts_at(path: Path) -> Place:
         refuse_links(path)
         message = f"no rotation files in {path_text(path)}."
         raise refusal(path, PathNotFound(message, hint=WANTED))
-    return Place(path, found)
+    return path, found
 
 
 def one_artifact(path: Path) -> Path:
     """The file `path`, or the folder of the one artifact at or below it."""
-    place = artifacts_at(path)
-    path, found = place.path, place.artifacts
+    path, found = artifacts_at(path)
     if path not in found and len(found) > 1:
         raise UsageError(
             f"{path} holds {len(found)} artifacts.",

@@ -218,7 +218,7 @@ def test_refused_metadata_is_not_kept() -> None:
 
 def test_what_is_kept_must_match_the_listing_too() -> None:
     source = Repository()
-    MetadataCache(FakeHub.key).file(OLD, "index.json", lambda: b"[]")
+    MetadataCache(FakeHub.key).once(OLD, "files/index.json", lambda: b"[]")
     assert FakeHub(source).root_file("index.json") == b"{}"
 
 

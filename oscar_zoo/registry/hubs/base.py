@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
 from oscar_zoo.artifact.names import ArtifactId
@@ -96,7 +96,6 @@ class Commit:
 
     revision: str | None
     proposal: str | None = None
-    tags: tuple[str, ...] = field(default=())
 
 
 class Hub(Protocol):

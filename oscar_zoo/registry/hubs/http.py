@@ -54,7 +54,6 @@ LONGEST_WAIT = 60.0
 MAX_REFUSAL_BYTES = 64 << 10
 """How much of the body of an error is read."""
 MAX_REDIRECTS = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 429)
 _PORTS = {"http": 80, "https": 443}
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -68,13 +67,11 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True)
 class HttpReply:
-    """What a hub answered. Keys of `headers` are lower case; `url` may be signed and is not
-    shown."""
+    """What a hub answered; keys of `headers` are lower case."""
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
-    url: str = field(repr=False)
 
 
 Refusal = Callable[[HttpReply, bool], Exception]
@@ -167,7 +164,9 @@ class Transport:
     ) -> tuple[HttpReply, bool]:
         response, sent_token = self._open(client, url)
         with contextlib.closing(response):
-            chunks = self._chunks(client, response)
+            stream = response.iter_raw()
+            read = partial(reached, self.title, client, lambda: next(stream, b""))
+            chunks = iter(read, b"")
             if response.status_code == 200:
                 body = self._body(response, chunks, limit, size, told)
             else:
@@ -175,21 +174,20 @@ class Transport:
                 while len(body) < MAX_REFUSAL_BYTES and (chunk := next(chunks, b"")):
                     body += chunk
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return HttpReply(response.status_code, headers, body, str(response.url)), sent_token
+        return HttpReply(response.status_code, headers, body), sent_token
 
     def _open(self, client: Any, url: str) -> tuple[Any, bool]:
         source: Origin | None = None
         trusted = True
         for _ in range(MAX_REDIRECTS + 1):
             response, source, sent_token = self._send(client, url, source, trusted)
-            location = response.headers.get("location")
-            if response.status_code not in _REDIRECTS or not location:
+            if not response.has_redirect_location:
                 return response, sent_token
             response.close()
             # Once elsewhere, a way back is no reason to trust again.
             trusted = trusted and sent_token
             try:
-                url = urljoin(str(response.url), location)
+                url = urljoin(str(response.url), response.headers["location"])
             except ValueError:
                 break
         raise self._failed(f"it redirects more than {MAX_REDIRECTS} times, or to no address")
@@ -245,11 +243,6 @@ class Transport:
         if len(body) < (declared if declared is not None else size or 0):
             raise self._failed("the connection broke off", again=True)
         return bytes(body)
-
-    def _chunks(self, client: Any, response: Any) -> Iterator[bytes]:
-        stream = response.iter_raw()
-        while chunk := reached(self.title, client, lambda: next(stream, b"")):
-            yield chunk
 
     def _failed(self, cause: str, *, again: bool = False, wait: float | None = None) -> Failed:
         return Failed(HubUnreachable.for_hub(self.title, cause), again=again, wait=wait)

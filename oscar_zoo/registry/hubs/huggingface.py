@@ -82,12 +82,10 @@ class HuggingFaceHub(RemoteHub):
 
     @property
     def endpoint(self) -> str:
-        address = self._endpoint or os.environ.get("HF_ENDPOINT")
-        if not address:
-            from huggingface_hub import constants
+        from huggingface_hub import constants
 
-            address = constants.ENDPOINT
-        return address.rstrip("/")
+        address = self._endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+        return str(address).rstrip("/")
 
     @property
     def key(self) -> str:
@@ -126,11 +124,10 @@ class HuggingFaceHub(RemoteHub):
         limit: int,
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
-        address = (
-            f"{self.endpoint}/{self.repo}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
-        )
-        transport = self._transport(revision, file.path)
-        return transport.get(address, limit=limit, size=file.size, progress=progress).body
+        place = f"resolve/{quote(revision, safe='')}/{quote(file.path)}"
+        get = self._transport(revision, file.path).get
+        address = f"{self.endpoint}/{self.repo}/{place}"
+        return get(address, limit=limit, size=file.size, progress=progress).body
 
     def create(self, *, private: bool = False) -> None:
         self._write(
@@ -171,7 +168,6 @@ class HuggingFaceHub(RemoteHub):
         target = revision or self.resolve(None)
 
         def put(api: Any) -> str:
-            """Create the tag; the commit that it is on now, which may be another one."""
             from huggingface_hub.errors import HfHubHTTPError
 
             try:

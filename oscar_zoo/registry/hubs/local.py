@@ -279,9 +279,12 @@ def _write_index(root: Path, parent: str, index: bytes) -> bool:
     index is in place then."""
     before = _current(root)
     won = _token(before) == parent and _win(root, before, index)
-    _settle(root)
+    there = _read(root / INDEX_NAME)
+    last = _last(root, there)
+    if last is not None and there != last:
+        durable.replace_file(root / INDEX_NAME, last)
     if won:
-        _forget(root)
+        _forget(root, last)
     return won
 
 
@@ -305,13 +308,6 @@ def _win(root: Path, before: bytes | None, index: bytes) -> bool:
     return True
 
 
-def _settle(root: Path) -> None:
-    index = _read(root / INDEX_NAME)
-    last = _last(root, index)
-    if last is not None and index != last:
-        durable.replace_file(root / INDEX_NAME, last)
-
-
 def _last(root: Path, index: bytes | None) -> bytes | None:
     for _ in range(_LONGEST_CHAIN):
         following = _read(_claim(root, index))
@@ -321,9 +317,8 @@ def _last(root: Path, index: bytes | None) -> bytes | None:
     return index
 
 
-def _forget(root: Path) -> None:
-    """Remove claims of long ago, other than those that count."""
-    index = _read(root / INDEX_NAME)
+def _forget(root: Path, index: bytes | None) -> None:
+    """Remove claims of long ago, other than that after `index`."""
     for path in root.glob(f"{CLAIM_PREFIX}*"):
         with contextlib.suppress(OSError):
             old = time.time() - path.lstat().st_mtime > KEPT_SECONDS

@@ -361,17 +361,11 @@ def _failure(error: Any, title: str) -> OscarZooError:
 
 def _action(path: str, data: bytes) -> dict[str, object]:
     """One file of a commit, as the client writes it; `create` replaces, too."""
-    large = _is_large(path, data)
-    content = "" if large else base64.b64encode(data).decode()
-    return {
-        "action": "create",
-        "path": path,
-        "type": "lfs" if large else "normal",
-        "size": len(data),
-        "sha256": sha256_hex(data) if large else "",
-        "content": content,
-        "encoding": "" if large else "base64",
-    }
+    action = {"action": "create", "path": path, "size": len(data)}
+    if _is_large(path, data):
+        return action | {"type": "lfs", "sha256": sha256_hex(data), "content": "", "encoding": ""}
+    content = base64.b64encode(data).decode()
+    return action | {"type": "normal", "sha256": "", "content": content, "encoding": "base64"}
 
 
 def _is_large(path: str, data: bytes) -> bool:

@@ -187,7 +187,7 @@ class RemoteHub(ABC):
     def _listing(self) -> Listing:
         with self._lock:
             if self._files is None:
-                data = self.cache.listing(self.revision, self._listing_bytes)
+                data = self.cache.once(self.revision, "listing.json", self._listing_bytes)
                 what = f"the listing of {self.title}"
                 rows = strict_json.loads(data, what=what, max_bytes=MAX_FILE_BYTES)
                 self._files = {row[0]: HubFile(*row) for row in rows}
@@ -200,7 +200,7 @@ class RemoteHub(ABC):
     def _kept(self, file: HubFile, limit: int) -> bytes:
         """A small file, from the cache or through it; compared with the listing either way."""
         read = partial(self._read, file, limit)
-        data = self.cache.file(self.revision, file.path, read)
+        data = self.cache.once(self.revision, _kept_name(file.path), read)
         return read() if difference(file, data) is not None or len(data) > limit else data
 
     def _read(
@@ -293,12 +293,6 @@ class MetadataCache:
         self._root = paths.cache_dir()
         self._folder = self._root / "hubs" / sha256_hex(key.encode())[:16]
 
-    def listing(self, revision: str, fetch: Callable[[], bytes]) -> bytes:
-        return self._once(revision, "listing.json", fetch)
-
-    def file(self, revision: str, path: str, fetch: Callable[[], bytes]) -> bytes:
-        return self._once(revision, _kept_name(path), fetch)
-
     def copies(self, path: str) -> tuple[bytes, ...]:
         name = _kept_name(path)
         found = [_read(commit / name, self._root, commit.name, name) for commit in self._commits()]
@@ -322,7 +316,7 @@ class MetadataCache:
             return [entry for entry in self._folder.iterdir() if is_commit(entry.name)]
         return []
 
-    def _once(self, revision: str, name: str, fetch: Callable[[], bytes]) -> bytes:
+    def once(self, revision: str, name: str, fetch: Callable[[], bytes]) -> bytes:
         place = self._folder / revision / name
         if not is_commit(revision) or not _is_ours(place, self._root):
             return fetch()

@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -57,16 +58,12 @@ def kind_of(text: str) -> HubKind | None:
     return HUBS.get(scheme.casefold()) if colon else None
 
 
-def _open_huggingface(place: str, limits: Limits | None) -> Hub:
+def _open_remote(scheme: str, place: str, limits: Limits | None) -> Hub:
     from oscar_zoo.registry.hubs.huggingface import HuggingFaceHub
-
-    return HuggingFaceHub(*_repository("hf", place), limits=limits)
-
-
-def _open_modelscope(place: str, limits: Limits | None) -> Hub:
     from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
 
-    return ModelScopeHub(*_repository("ms", place), limits=limits)
+    kind = HuggingFaceHub if scheme == "hf" else ModelScopeHub
+    return kind(*_repository(scheme, place), limits=limits)
 
 
 def _repository(scheme: str, place: str) -> tuple[str, str | None]:
@@ -135,7 +132,7 @@ HUBS = {
             "hf",
             "Hugging Face",
             "ORG/REPO",
-            _open_huggingface,
+            partial(_open_remote, "hf"),
             endpoints=("HF_ENDPOINT",),
             credential=huggingface_credential,
             token_step="oscar-zoo login",
@@ -145,7 +142,7 @@ HUBS = {
             "ms",
             "ModelScope",
             "ORG/REPO",
-            _open_modelscope,
+            partial(_open_remote, "ms"),
             endpoints=("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"),
             credential=modelscope_credential,
             token_step="set MODELSCOPE_API_TOKEN",
