@@ -55,8 +55,19 @@ class Catalog:
         self._by_name = alone | self._by_name
 
     @classmethod
+    @cache
     def packaged(cls) -> Catalog:
-        return _packaged()
+        recipes = (
+            load_recipe(entry.read_text("utf-8"), what=entry.name)
+            for entry in resources.files("oscar_zoo.recipes").iterdir()
+            if entry.name.endswith(".toml")
+        )
+        manifests = (
+            Manifest.from_bytes(entry.read_bytes(), what=entry.name, registry=True)
+            for entry in _json_files(resources.files("oscar_zoo.manifests"))
+            if entry.name not in (SCHEMA_NAME, DIGESTS_NAME, KEYS_NAME)
+        )
+        return cls(recipes, manifests, packaged_digests().artifacts)
 
     def recipe(self, name: str) -> ModelRecipe | None:
         return self._by_name.get(name.casefold())
@@ -140,21 +151,6 @@ def can_be_found(model: str) -> bool:
     it."""
     recipe = recipe_for(model)
     return model.count("/") == 1 if recipe is None else recipe.on_hub
-
-
-@cache
-def _packaged() -> Catalog:
-    recipes = (
-        load_recipe(entry.read_text("utf-8"), what=entry.name)
-        for entry in resources.files("oscar_zoo.recipes").iterdir()
-        if entry.name.endswith(".toml")
-    )
-    manifests = (
-        Manifest.from_bytes(entry.read_bytes(), what=entry.name, registry=True)
-        for entry in _json_files(resources.files("oscar_zoo.manifests"))
-        if entry.name not in (SCHEMA_NAME, DIGESTS_NAME, KEYS_NAME)
-    )
-    return Catalog(recipes, manifests, packaged_digests().artifacts)
 
 
 def _json_files(folder: Traversable) -> Iterator[Traversable]:

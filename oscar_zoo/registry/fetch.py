@@ -40,7 +40,7 @@ from oscar_zoo.errors import (
     RevisionGone,
     RevisionNotFound,
 )
-from oscar_zoo.registry import pins, trust
+from oscar_zoo.registry import pins
 from oscar_zoo.registry.asking import explained, first_answer
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress, is_commit
@@ -48,16 +48,16 @@ from oscar_zoo.registry.hubs.threads import in_parallel
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.params import Signed
 from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.signatures import (
     NOT_SIGNED,
     KnownKeys,
-    SignatureWish,
     check_signature,
     unreadable,
 )
 from oscar_zoo.registry.store import Record, Store, StoredArtifact, find_installed
-from oscar_zoo.registry.trust import Trust
+from oscar_zoo.registry.trust import Promise, Trust
 from oscar_zoo.registry.view import HubView, ResolvedArtifact, find
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class PullJob:
     _: KW_ONLY
     catalog: Catalog = field(default_factory=Catalog.packaged)
     trust: Trust = field(default_factory=Trust)
-    signing: SignatureWish = field(default_factory=SignatureWish)
+    signing: Signed = field(default_factory=Signed)
     offline: bool = False
     go_online: str = WITHOUT_OPTION
     prefer_installed: bool = False
@@ -224,7 +224,7 @@ class PullJob:
             return None
         hub = stored.record.source
         signature = self._signature_of(stored, hub)
-        if self.signing.required and signature.state != "valid":
+        if not self._will_do(signature):
             self.refused = (stored.record.id.reference, signature)
             return None  # a hub may have a signature of it
         here = _present(stored, hub, signature)
@@ -281,8 +281,10 @@ class PullJob:
     def _check(self, offer: ResolvedArtifact, digest: str | None) -> bool:
         """Hold `digest` against everything promised before; whether anybody promised anything."""
         promised = self.trust.promises(offer.id, entry=offer.entry, packaged=offer.packaged_promise)
-        copy = self.store.find(offer.id)
-        promises = (*promised, *(() if copy is None else (trust.of_record(copy),)))
+        promises = [*promised]
+        if (copy := self.store.find(offer.id)) is not None:
+            by = f"the copy stored on {copy.fetched[:10]}"
+            promises.append(Promise(copy.digest, copy.manifest_sha256, by))
         self.trust.check(offer.id, digest, offer.manifest_sha256, of=promises, hub=offer.hub.title)
         return bool(promises)
 
@@ -300,7 +302,11 @@ class PullJob:
             )
             stored = self.store.intact(known if same else None)
             signature = None if stored is None else self._signature_of(stored, hub.name, view.key)
-            if stored and signature and (signature.state == "valid" or not self.signing.required):
+            if (
+                stored
+                and signature
+                and (signature.state == "valid" or not self.signing.require_signature)
+            ):
                 result = _present(stored, hub.name, signature, offer.warnings)
             else:
                 with self._at_pinned_commit(hub):
@@ -357,9 +363,12 @@ class PullJob:
             report = check_signature(data, files, self._keys(offer.hub.name, offer.view.key))
         except MalformedFile as error:
             report = unreadable(error)
-        if self.signing.required:
+        if self.signing.require_signature:
             report.require(f"{offer.id.reference} on {offer.hub.title}")
         return report, data
+
+    def _will_do(self, signature: SignatureReport) -> bool:
+        return signature.state == "valid" or not self.signing.require_signature
 
     def _signature_of(
         self, stored: StoredArtifact, hub: str, key: str | None = None

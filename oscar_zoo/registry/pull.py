@@ -31,7 +31,7 @@ from oscar_zoo.registry.hubs.base import Progress
 from oscar_zoo.registry.hubs.threads import in_parallel
 from oscar_zoo.registry.params import PullParams
 from oscar_zoo.registry.pins import PinFile, project_root
-from oscar_zoo.registry.signatures import NOT_SIGNED, SignatureWish
+from oscar_zoo.registry.signatures import NOT_SIGNED
 from oscar_zoo.registry.store import Store, export
 from oscar_zoo.registry.targets import (
     ComputeWish,
@@ -291,7 +291,7 @@ def _one(
             sources.hubs,
             Store(),
             trust=trust,
-            signing=SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
+            signing=params,
             offline=sources.offline,
             go_online=sources.go_online,
             progress=told,

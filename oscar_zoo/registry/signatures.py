@@ -29,6 +29,7 @@ from oscar_zoo.artifact.outcome import Check, Outcome, Rejected, SignatureReport
 from oscar_zoo.artifact.signature_file import SignatureFile
 from oscar_zoo.errors import MalformedFile, MissingDependency, UsageError
 from oscar_zoo.registry.catalog import packaged_keys
+from oscar_zoo.registry.params import Signed
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.store import StoredArtifact
 
@@ -148,15 +149,6 @@ def _library() -> Any:
 
 
 @dataclass(frozen=True)
-class SignatureWish:
-    """Whether an artifact without a valid signature of a known key is refused, and the files of
-    keys that are known."""
-
-    required: bool = False
-    keys: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
 class KnownKey:
     """A key that is known, and who vouches for it; `public` is `None` where only its fingerprint is
     known, and after `until` it is no longer trusted."""
@@ -173,10 +165,10 @@ class KnownKeys:
 
     @classmethod
     def gather(
-        cls, files: Iterable[Path] = (), pinned: Mapping[str, str | None] | None = None
+        cls, files: Iterable[str | Path] = (), pinned: Mapping[str, str | None] | None = None
     ) -> Self:
         """The keys in `files`, those pinned for hubs, and those of the package."""
-        named = [(_public_key_of_file(path), f"--key {path}") for path in files]
+        named = [(_public_key_of_file(Path(path)), f"--key {path}") for path in files]
         keys = [KnownKey(fingerprint(public), by, public) for public, by in named]
         for hub, mark in (pinned or {}).items():
             if mark is not None:
@@ -265,13 +257,13 @@ def _invalid(code: str, message: str, mark: str | None = None) -> SignatureRepor
 
 
 def with_signature(
-    verify: Callable[[], Outcome], signature: SignatureReport | None, signing: SignatureWish
+    verify: Callable[[], Outcome], signature: SignatureReport | None, signing: Signed
 ) -> Outcome:
     """The outcome of `verify`, with a line about the signature where there is one; where one is
     required and not valid, nothing of the artifact is parsed."""
     if signature is None:
         return verify()
-    if signing.required and signature.state != "valid":
+    if signing.require_signature and signature.state != "valid":
         message = f"the artifact {signature.message}"
         failed = Check("signature", "failed", message)
         code = str(signature.code)
@@ -285,13 +277,13 @@ def with_signature(
     return replace(outcome, checks=(*outcome.checks, line))
 
 
-def signature_of(stored: StoredArtifact, signing: SignatureWish | None = None) -> SignatureReport:
+def signature_of(stored: StoredArtifact, signing: Signed | None = None) -> SignatureReport:
     hub, files = stored.record.source, signing.keys if signing else ()
     keys = KnownKeys.gather(files, {hub: PinFile.known().read().key_of(hub)})
     return check_signature(stored.signature, stored.signed_files, keys)
 
 
-def signature_in(folder: Path, files: dict[str, bytes], signing: SignatureWish) -> SignatureReport:
+def signature_in(folder: Path, files: dict[str, bytes], signing: Signed) -> SignatureReport:
     from oscar_zoo.artifact.artifact_folder import other_files, read_signature
 
     try:

@@ -39,7 +39,6 @@ from oscar_zoo.registry.hubs.base import TIMESTAMP_NAME
 from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.pins import Pin, PinFile
 from oscar_zoo.registry.signatures import SigningKey
-from oscar_zoo.registry.store import Record
 
 
 @dataclass(frozen=True)
@@ -139,11 +138,6 @@ class Trust:
         self.known.update(lambda pins: pins.with_pin(pin).with_index(hub, serial, key))
         if self.lock is not None and self.write_lock and not self.locked:
             self.lock.update(lambda pins: pins.with_pin(pin))
-
-
-def of_record(record: Record) -> Promise:
-    by = f"the copy stored on {record.fetched[:10]}"
-    return Promise(record.digest, record.manifest_sha256, by)
 
 
 def _broken(

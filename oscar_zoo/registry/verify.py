@@ -31,8 +31,8 @@ from oscar_zoo.next_step import Pull
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored, status_warnings
-from oscar_zoo.registry.params import VerifyParams
-from oscar_zoo.registry.signatures import SignatureWish, signature_in, signature_of, with_signature
+from oscar_zoo.registry.params import Signed, VerifyParams
+from oscar_zoo.registry.signatures import signature_in, signature_of, with_signature
 from oscar_zoo.registry.store import Store, StoredArtifact
 from oscar_zoo.registry.targets import NameTarget, a_file, looking_up, parse, refusal
 from oscar_zoo.verb import python_call
@@ -47,7 +47,7 @@ class Expected:
     geometry: Geometry | None = None
     digest: str | None = None
     strict: bool = False
-    signing: SignatureWish = field(default_factory=SignatureWish)
+    signing: Signed = field(default_factory=Signed)
 
     def of(
         self,
@@ -80,7 +80,7 @@ def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
         _model_geometry(params.model, geometry_of_folder) if params.model is not None else None,
         parse_digest(params.digest) if params.digest is not None else None,
         params.strict,
-        SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
+        params,
     )
     results: list[Outcome] = []
     for target in targets:
@@ -117,7 +117,7 @@ def check_one(path: Path, expected: Expected | None = None) -> Outcome:
     from oscar_zoo.artifact.artifact_folder import read_path
 
     expected, label = expected or Expected(), path_text(path)
-    if path.is_file() and expected.signing.required:
+    if path.is_file() and expected.signing.require_signature:
         raise UsageError(
             f"{label} is one file, and a signature is of an artifact.", hint="name its folder"
         )

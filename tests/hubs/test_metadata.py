@@ -11,7 +11,7 @@ import pytest
 from oscar_zoo import paths
 from oscar_zoo.errors import ForeignFolder
 from oscar_zoo.registry.hubs import remote
-from oscar_zoo.registry.hubs.remote import MAX_COMMITS, MetadataCache
+from oscar_zoo.registry.hubs.remote import MAX_COMMITS, MetadataCache, kept_name
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -44,7 +44,7 @@ def test_a_file_at_a_commit_is_fetched_once(data: bytes) -> None:
 
 def test_hubs_commits_and_names_are_kept_apart() -> None:
     def fetch(cache: MetadataCache, commit: str, path: str) -> bytes:
-        return cache.once(commit, f"files/{path}", f"{cache} {commit} {path}".encode)
+        return cache.once(commit, kept_name(path), f"{cache} {commit} {path}".encode)
 
     caches = [MetadataCache("hf:a/b https://one"), MetadataCache("hf:a/b https://two")]
     names = ["index.json", "listing.json", "A/b/oscar.json", "A%2Fb/oscar.json", "a/b/oscar.json"]
@@ -63,9 +63,8 @@ def test_hubs_commits_and_names_are_kept_apart() -> None:
     "revision", ["main", "v1", COMMIT[:39], COMMIT + "0", COMMIT.upper(), "../../x", ""]
 )
 def test_what_may_move_is_not_kept(revision: str) -> None:
-    hub = Hub()
-    MetadataCache("hub").once(revision, "listing.json", hub)
-    MetadataCache("hub").once(revision, "listing.json", hub)
+    hub, cache = Hub(), MetadataCache("hub")
+    assert cache.once(revision, "listing.json", hub) == cache.once(revision, "listing.json", hub)
     assert hub.asked == 2
     assert not paths.cache_dir().exists()
 

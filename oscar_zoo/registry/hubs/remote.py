@@ -200,7 +200,7 @@ class RemoteHub(ABC):
     def _kept(self, file: HubFile, limit: int) -> bytes:
         """A small file, from the cache or through it; compared with the listing either way."""
         read = partial(self._read, file, limit)
-        data = self.cache.once(self.revision, _kept_name(file.path), read)
+        data = self.cache.once(self.revision, kept_name(file.path), read)
         return read() if difference(file, data) is not None or len(data) > limit else data
 
     def _read(
@@ -294,7 +294,7 @@ class MetadataCache:
         self._folder = self._root / "hubs" / sha256_hex(key.encode())[:16]
 
     def copies(self, path: str) -> tuple[bytes, ...]:
-        name = _kept_name(path)
+        name = kept_name(path)
         found = [_read(commit / name, self._root, commit.name, name) for commit in self._commits()]
         return tuple(data for data in found if data is not None)
 
@@ -344,7 +344,7 @@ class MetadataCache:
 
 def newest_files(path: str) -> list[bytes]:
     """The file `path` as it was last seen on every hub of which one is kept; asks no hub."""
-    root, name = paths.cache_dir(), _kept_name(path)
+    root, name = paths.cache_dir(), kept_name(path)
     found = []
     with contextlib.suppress(OSError):
         for hub in sorted((root / "hubs").iterdir()):
@@ -354,7 +354,7 @@ def newest_files(path: str) -> list[bytes]:
     return found
 
 
-def _kept_name(path: str) -> str:
+def kept_name(path: str) -> str:
     return f"files/{quote(path, safe='')}"
 
 
