@@ -214,7 +214,7 @@ def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -
             raise RepositoryNotFound(error.message, hint=hint) from error
     if dry_run:
         return HubState.empty(hub, None)
-    make(private=False)
+    make()
     return HubState.read(hub)
 
 

@@ -67,25 +67,16 @@ class HuggingFaceHub(RemoteHub):
     nothing is asked yet."""
 
     def __init__(
-        self,
-        repo: str,
-        revision: str | None = None,
-        *,
-        endpoint: str | None = None,
-        token: str | None = None,
-        limits: Limits | None = None,
+        self, repo: str, revision: str | None = None, *, limits: Limits | None = None
     ) -> None:
         super().__init__("hf", "Hugging Face", repo, revision)
-        self._endpoint = endpoint
-        self._own_token = token
         self._limits = limits or Limits()
 
     @property
     def endpoint(self) -> str:
         from huggingface_hub import constants
 
-        address = self._endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-        return str(address).rstrip("/")
+        return str(os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
     @property
     def key(self) -> str:
@@ -129,10 +120,8 @@ class HuggingFaceHub(RemoteHub):
         address = f"{self.endpoint}/{self.repo}/{place}"
         return get(address, limit=limit, size=file.size, progress=progress).body
 
-    def create(self, *, private: bool = False) -> None:
-        self._write(
-            "creating it", lambda api: api.create_repo(self.repo, private=private, exist_ok=True)
-        )
+    def create(self) -> None:
+        self._write("creating it", lambda api: api.create_repo(self.repo, exist_ok=True))
 
     def write(self, change: Change) -> Commit:
         from huggingface_hub import CommitOperationAdd
@@ -168,17 +157,10 @@ class HuggingFaceHub(RemoteHub):
         target = revision or self.resolve(None)
 
         def put(api: Any) -> str:
-            from huggingface_hub.errors import HfHubHTTPError
-
-            try:
-                api.create_tag(self.repo, tag=name, tag_message=message, revision=target)
-            except HfHubHTTPError as error:
-                if error.response.status_code != 409:
-                    raise
-                tags = api.list_repo_refs(self.repo).tags
-                found = [tag.target_commit for tag in tags if tag.name == name]
-                return str(found[0]) if found else "that nobody names"
-            return target
+            api.create_tag(self.repo, tag=name, tag_message=message, revision=target, exist_ok=True)
+            tags = api.list_repo_refs(self.repo).tags
+            found = (str(tag.target_commit) for tag in tags if tag.name == name)
+            return next(found, "that nobody names")
 
         found = self._write("tagging", put)
         if found != target:
@@ -197,11 +179,8 @@ class HuggingFaceHub(RemoteHub):
             return refusal(*given, sent_token=sent_token, revision=revision, path=path)
 
         return Transport(
-            self.title, self.endpoint, token=self._token, refusal=refuse, limits=self._limits
+            self.title, self.endpoint, token=user_token, refusal=refuse, limits=self._limits
         )
-
-    def _token(self) -> str | None:
-        return self._own_token or user_token()
 
     def _write(self, doing: str, call: Callable[[Any], T], *, size: int = 0) -> T:
         """What `call` returns, which may use the client; its failures in our words."""
@@ -222,7 +201,7 @@ class HuggingFaceHub(RemoteHub):
         if not home.is_private:
             message = f"the hub's address, {home.scheme}://{home.host}, is no https address."
             raise UsageError(message, hint="a token is sent over https only")
-        token = http.checked_token(self.title, client, self._token)
+        token = http.checked_token(self.title, client, user_token)
         if token is None:
             raise LoginRequired(
                 f"{self.title} takes changes from users only.", hint="log in: oscar-zoo login"

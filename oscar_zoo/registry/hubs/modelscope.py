@@ -101,15 +101,10 @@ class ModelScopeHub(RemoteHub):
     of `endpoint` is that of the client; nothing is asked yet."""
 
     def __init__(
-        self,
-        repo: str,
-        revision: str | None = None,
-        *,
-        limits: Limits | None = None,
-        endpoint: str | None = None,
+        self, repo: str, revision: str | None = None, *, limits: Limits | None = None
     ) -> None:
         super().__init__("ms", "ModelScope", repo, revision)
-        own = endpoint or _configured_endpoint()
+        own = _configured_endpoint()
         second_first = is_true("MODELSCOPE_PREFER_AI_SITE")
         addresses = (own,) if own else SITES[::-1] if second_first else SITES
         self._sites = [
@@ -163,10 +158,9 @@ class ModelScopeHub(RemoteHub):
             raise NotFoundError(text, hint="tell its owner")
         raise refusal.as_error(self.title, doing="reading")
 
-    def create(self, *, private: bool = False) -> None:
-        visibility = "private" if private else "public"
+    def create(self) -> None:
         with self._client() as api:
-            self._make(partial(api.create_repo, self.repo, "model", visibility=visibility))
+            self._make(partial(api.create_repo, self.repo, "model", visibility="public"))
 
     def write(self, change: Change) -> Commit:
         if change.propose:

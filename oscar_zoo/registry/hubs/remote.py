@@ -91,7 +91,7 @@ class RemoteHub(ABC):
         refused."""
 
     @abstractmethod
-    def create(self, *, private: bool = False) -> None:
+    def create(self) -> None:
         """Create the repository; one that exists stays as it is."""
 
     @abstractmethod
