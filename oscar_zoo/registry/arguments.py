@@ -4,12 +4,13 @@ values as words of a command line."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import UsageError
+from oscar_zoo.verb import Arg, parameters_of
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
@@ -35,16 +36,19 @@ def model_text(model: str | Path) -> str:
     return path_text(model) if isinstance(model, Path) else model
 
 
-def option_words(values: Mapping[str, Any]) -> list[str]:
-    """Options of a command line by their names without dashes; `None`, `False` and an empty tuple
-    leave one out, and a tuple gives one several times."""
+def option_words(params: Any, **changes: Any) -> list[str]:
+    """The options of a command line that mean `params`, with `changes` of fields."""
     words: list[str] = []
-    for name, value in values.items():
-        for each in value if isinstance(value, tuple) else (value,):
-            if each is True:
-                words.append(f"--{name}")
-            elif each is not None and each is not False:
-                words += [f"--{name}", str(each)]
+    for row in parameters_of(type(params)):
+        value = changes.get(row.name, getattr(params, row.name))
+        if isinstance(row.says, Arg) or (value == row.default and row.name not in changes):
+            continue
+        flag = row.says.flag or "--" + row.name.replace("_", "-")
+        for one in value if isinstance(value, tuple) else (value,):
+            if one is False and row.default is None:
+                words.append(flag.replace("--", "--no-"))
+            elif one is not None and one is not False:
+                words += [flag] if one is True else [flag, str(one)]
     return words
 
 

@@ -253,23 +253,11 @@ def _trust(params: PullParams) -> Trust:
 
 
 def _again(params: PullParams, name: str, **changes: Any) -> str:
-    options: dict[str, Any] = {
-        "hub": params.hubs,
-        "compute": params.compute,
-        "calib-data": params.calib_data,
-        "device": params.device,
-        "output": params.output,
-        "force": params.force,
-        "dry-run": params.dry_run,
-        "lock": params.lock is True,
-        "no-lock": params.lock is False,
-        "accept-new-digest": params.accept_new_digest,
-        "allow-downgrade": params.allow_downgrade,
-        "offline": params.offline,
-        "require-signature": params.require_signature and not changes.get("compute"),
-        "key": params.keys,
-    }
-    return command_line(["pull", name, *option_words(options | changes)])
+    """The command line that means `params` for `name` alone."""
+    changes |= {"everything": False, "locked": False}
+    if changes.get("compute"):
+        changes["require_signature"] = False
+    return command_line(["pull", name, *option_words(params, **changes)])
 
 
 def _one(
@@ -347,7 +335,7 @@ def _settled(
         except OscarZooError as error:
             result = error
     if isinstance(result, NotLocked):
-        again = partial(_again, params, target.text, **{"dry-run": False})
+        again = partial(_again, params, target.text, dry_run=False)
         result.propose(again(), again(lock=True))
     namesake = target.model_namesake if isinstance(target, NameTarget) else None
     mention_namesake(namesake, result if isinstance(result, OscarZooError) else None, observer)

@@ -47,6 +47,7 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import table
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import aliased
+from oscar_zoo.registry.params import PullParams
 from oscar_zoo.registry.recipe import ModelRecipe
 
 
@@ -393,7 +394,7 @@ class ComputeWish:
 def computing(choice: ModelChoice, sources: Sources, *, offline: bool = False) -> Compute:
     """The next step for a command that does not compute: an artifact under the name it looks
     for."""
-    words = option_words({"hub": sources.named, "compute": True, "offline": offline})
+    words = option_words(PullParams(hubs=sources.named, compute=True, offline=offline))
     return Compute(choice.name, command_line(["pull", choice.source, *words]))
 
 
