@@ -18,30 +18,13 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, InstanceOf, PlainSerializer, ValidationError
 from typing_extensions import TypedDict
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import says
 from oscar_zoo.artifact.specs import Score
-from oscar_zoo.errors import (
-    AmbiguousName,
-    ArtifactNotFound,
-    ConflictError,
-    DigestMismatchError,
-    HubTimeout,
-    HubUnreachable,
-    MalformedFile,
-    NetworkError,
-    OfflineError,
-    OscarZooError,
-    PathNotFound,
-    RateLimited,
-    RepositoryNotFound,
-    StaleRevision,
-    UsageError,
-    VersionExists,
-)
 from oscar_zoo.observer import Observer
 from oscar_zoo.registry import trust
 from oscar_zoo.registry.card import update_card
@@ -118,7 +101,7 @@ class HubState:
             names = [artifact.reference for artifact in self.artifacts]
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             has = f"it has {', '.join(names[:_SHOWN])}{more}" if names else "it has no artifacts"
-            raise ArtifactNotFound(f"{self.hub.title} has no {name}.", hint=has)
+            raise errors.ArtifactNotFound(f"{self.hub.title} has no {name}.", hint=has)
         return tuple(found)
 
     def exact(self, name: str) -> ArtifactId:
@@ -126,12 +109,12 @@ class HubState:
         not, even if the model has a single version."""
         found = self.named(name)
         if len(found) > 1:
-            raise AmbiguousName.for_name(name, [artifact.reference for artifact in found])
+            raise errors.AmbiguousName.for_name(name, [artifact.reference for artifact in found])
         (version,) = found
         if ":" in name or name.casefold() == version.key:
             return version
         if self._is_model(version, name) or version.key not in self._aliased(Reference.parse(name)):
-            raise UsageError(
+            raise errors.UsageError(
                 f"{name} does not say which version.", hint=f"name it exactly: {version.reference}"
             )
         return version
@@ -162,12 +145,12 @@ def apply_change(
     repository that is not there; `None` where the user cannot ask for it."""
     sent: Change | None = None
     placed: Change | None = None
-    failure: ConflictError | NetworkError | None = None
+    failure: errors.ConflictError | errors.NetworkError | None = None
     for attempt in range(ATTEMPTS + 1):
         try:
             state = read_state(hub, create=create)
             change = make(state)
-        except NetworkError as error:
+        except errors.NetworkError as error:
             if sent is None:
                 raise
             raise _unknown(hub, error) from error
@@ -181,12 +164,12 @@ def apply_change(
             if placed is not None and change.artifact is None:
                 change = replace(change, artifact=placed.artifact, files=placed.files)
             return change, commit, state
-        except RateLimited:
+        except errors.RateLimited:
             raise
-        except StaleRevision as error:
+        except errors.StaleRevision as error:
             failure = error
             placed = change if error.placed else placed
-        except NetworkError as error:
+        except errors.NetworkError as error:
             if change.propose:  # whether a proposal arrived cannot be read from the files
                 raise _unknown(hub, error) from error
             sent, failure = change, error
@@ -201,17 +184,17 @@ def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -
     make = getattr(hub, "create", None)
     try:
         return HubState.read(hub)
-    except PathNotFound as error:
+    except errors.PathNotFound as error:
         if create:
             return HubState.empty(hub, hub.revision)  # the first commit creates the folder
         make_it = "check the path; to make a new hub there: --create"
         hint = error.advice if create is None else make_it
-        raise PathNotFound(error.message, hint=hint) from error
-    except RepositoryNotFound as error:
+        raise errors.PathNotFound(error.message, hint=hint) from error
+    except errors.RepositoryNotFound as error:
         if not create or make is None:
             can = create is not None and make is not None
             hint = "check the name; to make a new repository: --create" if can else error.advice
-            raise RepositoryNotFound(error.message, hint=hint) from error
+            raise errors.RepositoryNotFound(error.message, hint=hint) from error
     if dry_run:
         return HubState.empty(hub, None)
     make()
@@ -223,8 +206,8 @@ def tidy(hub: Hub) -> None:
     getattr(hub, "tidy", lambda: None)()
 
 
-def _unknown(hub: Hub, error: NetworkError) -> NetworkError:
-    return NetworkError(
+def _unknown(hub: Hub, error: errors.NetworkError) -> errors.NetworkError:
+    return errors.NetworkError(
         f"it is not known whether the change of {hub.title} arrived: {error.message}",
         hint="run the same command again, which is safe",
     )
@@ -263,7 +246,7 @@ class Version:
                 content = hub.fetch(artifact, file.path, limit=file.size)
                 payload.append(file_digest(file.path, content))
         if not payload:
-            raise ArtifactNotFound(
+            raise errors.ArtifactNotFound(
                 f"{artifact} on {hub.title} has no rotation files.",
                 hint="the version is incomplete; tell its owner",
             )
@@ -312,7 +295,9 @@ class Version:
                 **{name: getattr(previous, name) for name in kept},
             )
         except ValidationError as error:
-            raise MalformedFile("index.entry", f"{self.id}: {error.errors()[0]['msg']}.") from None
+            raise errors.MalformedFile(
+                "index.entry", f"{self.id}: {error.errors()[0]['msg']}."
+            ) from None
 
 
 def placed(
@@ -333,7 +318,7 @@ def placed(
     there = _same_there(state, version, files)
     known = state.index.entry(artifact)
     if there is None and known is not None and known.digest != digest:
-        raise VersionExists(
+        raise errors.VersionExists(
             f"the index of {state.hub.title} knows {artifact} as {known.digest}, this is {digest}.",
             hint=_OTHER_TAG,
         )
@@ -359,16 +344,16 @@ def _same_there(state: HubState, version: Version, files: Mapping[str, bytes]) -
     if spelled is None:
         return None
     if spelled != artifact:
-        raise VersionExists(
+        raise errors.VersionExists(
             f"{artifact} is already on {hub.title}, spelled {spelled}.", hint=_OTHER_TAG
         )
     try:
         there = Version.on(hub, artifact)
         changed = version.changed_files(there)
-    except ArtifactNotFound:
+    except errors.ArtifactNotFound:
         changed = sorted(files)
     if changed:
-        raise VersionExists(
+        raise errors.VersionExists(
             f"{artifact} is already on {hub.title}, with other content ({', '.join(changed)}).",
             hint=_OTHER_TAG,
         )
@@ -380,12 +365,12 @@ def check_arrived(hub: Hub, version: Version, beside: Mapping[str, bytes]) -> No
     hub.refresh()
     try:
         got = Version.on(hub, version.id).hashes
-    except ArtifactNotFound:
-        raise DigestMismatchError.for_content(
+    except errors.ArtifactNotFound:
+        raise errors.DigestMismatchError.for_content(
             f"{version.id} on {hub.title}", want=version.digest, got=None
         ) from None
-    except NetworkError as error:
-        raise NetworkError(
+    except errors.NetworkError as error:
+        raise errors.NetworkError(
             f"{version.id} was written to {hub.title}, but could not be read back: {error.message}",
             hint="run the same command again, which is safe and checks it",
         ) from error
@@ -396,7 +381,7 @@ def check_arrived(hub: Hub, version: Version, beside: Mapping[str, bytes]) -> No
             got[file.path] = file.sha256 or sha256_hex(hub.fetch(version.id, file.path, limit=size))
     for name in sorted(want.keys() | got.keys()):
         if want.get(name) != got.get(name):
-            raise DigestMismatchError.for_content(
+            raise errors.DigestMismatchError.for_content(
                 f"{name} of {version.id} on {hub.title}",
                 want=want.get(name) or "no file",
                 got=got.get(name),
@@ -416,10 +401,10 @@ def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | Non
         return None, None
     try:
         hub.tag(name, revision, f"{version.id} {version.digest}")
-    except ConflictError:
+    except errors.ConflictError:
         if not _names(hub, name, version):
             return None, f"the tag {name} of {hub.title} names other content."
-    except OscarZooError as error:
+    except errors.OscarZooError as error:
         text = f"the tag {name} could not be made: {error.message} Publishing this again makes it."
         return None, text
     return name, None
@@ -429,7 +414,7 @@ def _names(hub: Hub, tag: str, version: Version) -> bool:
     """Whether `tag`, made by an earlier run, stands on a commit that has this version."""
     try:
         return not version.changed_files(Version.on(hub.at(tag), version.id))
-    except OscarZooError:
+    except errors.OscarZooError:
         return False
 
 
@@ -456,12 +441,12 @@ class ErrorReport(TypedDict):
     error: ErrorFacts
 
 
-def facts_of(errors: Sequence[OscarZooError]) -> list[ErrorFacts]:
+def facts_of(errors: Sequence[errors.OscarZooError]) -> list[ErrorFacts]:
     return [ErrorFacts(error.code, error.message, error.hint) for error in errors]
 
 
 Failure = Annotated[
-    InstanceOf[OscarZooError] | None,
+    InstanceOf[errors.OscarZooError] | None,
     PlainSerializer(
         lambda error: facts_of([] if error is None else [error]), return_type=list[ErrorFacts]
     ),
@@ -481,12 +466,12 @@ def check_online(hub: Hub) -> None:
     sources = address.Sources()
     if address.is_remote(hub.name) and sources.offline:
         text = f"{hub.title} cannot be reached in offline mode."
-        raise OfflineError(text, hint=sources.go_online)
+        raise errors.OfflineError(text, hint=sources.go_online)
 
 
 def write_to_each(
     hubs: Sequence[Hub], write: Callable[[Hub], R], doing: str, observer: Observer
-) -> tuple[tuple[R, ...], OscarZooError | None]:
+) -> tuple[tuple[R, ...], errors.OscarZooError | None]:
     """Run `write` on one hub after the other: what it gave, and why the next hub failed, after
     which no other is tried."""
     done: list[R] = []
@@ -498,8 +483,8 @@ def write_to_each(
             for before in hubs[: len(done)]:
                 error.add_note(f"written before that: {before.name}")
             raise
-        except OscarZooError as error:
-            if isinstance(error, HubUnreachable | HubTimeout):
+        except errors.OscarZooError as error:
+            if isinstance(error, errors.HubUnreachable | errors.HubTimeout):
                 error.advise("check the connection, then run the same command again, which is safe")
             if not done:
                 raise

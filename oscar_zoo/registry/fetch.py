@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, computed_field
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import durable, signature_file
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
@@ -28,17 +29,6 @@ from oscar_zoo.artifact.outcome import (
     Verified,
     refuse,
     says,
-)
-from oscar_zoo.errors import (
-    WITHOUT_OPTION,
-    DigestMismatchError,
-    MalformedFile,
-    NetworkError,
-    NotFoundError,
-    NotLocked,
-    OfflineError,
-    RevisionGone,
-    RevisionNotFound,
 )
 from oscar_zoo.registry import pins
 from oscar_zoo.registry.asking import explained, first_answer
@@ -160,7 +150,7 @@ class PullJob:
     trust: Trust = field(default_factory=Trust)
     signing: Signed = field(default_factory=Signed)
     offline: bool = False
-    go_online: str = WITHOUT_OPTION
+    go_online: str = errors.WITHOUT_OPTION
     prefer_installed: bool = False
     progress: Progress | None = None
     refused: tuple[str, SignatureReport] | None = field(default=None, init=False)
@@ -169,7 +159,7 @@ class PullJob:
         self.pin = self.trust.pinned(self.reference, self.catalog)
         if self.trust.locked and self.pin is None:
             place = self.trust.lock.path if self.trust.lock else pins.LOCK_NAME
-            raise NotLocked.for_name(str(self.reference), place)
+            raise errors.NotLocked.for_name(str(self.reference), place)
 
     def pull(self) -> PullResult:
         """Fetch, verify and store the artifact, or check the copy that is already there."""
@@ -184,7 +174,7 @@ class PullJob:
         with durable.held(durable.STORE, shared=True, timeout=30, root=self.store.root):
             try:
                 result, notes = self._ask(self._obtain)
-            except (NetworkError, NotFoundError) as error:
+            except (errors.NetworkError, errors.NotFoundError) as error:
                 if self.refused is not None:
                     what, signature = self.refused
                     signature.require(what)
@@ -202,7 +192,7 @@ class PullJob:
             return here
         try:
             return self._ask(self._offer)[0]
-        except (NetworkError, NotFoundError) as error:
+        except (errors.NetworkError, errors.NotFoundError) as error:
             raise explained(error, self) from error.__cause__
 
     def copy(self) -> Record | None:
@@ -245,7 +235,7 @@ class PullJob:
         """`call` of the first hub that answers, the hub of a pin first; and what others said."""
         hubs = tuple(self.hubs)
         if self.offline and not hubs:
-            raise OfflineError.for_name(str(self.reference), go_online=self.go_online)
+            raise errors.OfflineError.for_name(str(self.reference), go_online=self.go_online)
         if self.pin is not None:
             home = [hub for hub in hubs if pins.same_hub(hub.name, self.pin.hub)]
             hubs = (*home, *(hub for hub in hubs if hub not in home))
@@ -269,10 +259,10 @@ class PullJob:
         """A lock's commit may be gone only when its files are fetched: listings are kept."""
         try:
             yield
-        except RevisionNotFound as error:
+        except errors.RevisionNotFound as error:
             if self.pin is None:
                 raise
-            raise RevisionGone(
+            raise errors.RevisionGone(
                 f"{hub.title} no longer has commit {str(self.pin.revision)[:12]}, which"
                 f" {self.pin.id} is locked to.",
                 hint="its history was rewritten; to lock what it offers now: --accept-new-digest",
@@ -327,7 +317,9 @@ class PullJob:
         promised = self._check(offer, verified.digest)
         wanted = self.reference.digest
         if wanted is not None and not verified.digest.startswith(wanted):
-            raise DigestMismatchError.for_content(str(offer.id), want=wanted, got=verified.digest)
+            raise errors.DigestMismatchError.for_content(
+                str(offer.id), want=wanted, got=verified.digest
+            )
         if data is not None:
             files[SIGNATURE_NAME] = data
         entry = offer.entry
@@ -361,7 +353,7 @@ class PullJob:
         try:
             data = fetch_signature(offer)
             report = check_signature(data, files, self._keys(offer.hub.name, offer.view.key))
-        except MalformedFile as error:
+        except errors.MalformedFile as error:
             report = unreadable(error)
         if self.signing.require_signature:
             report.require(f"{offer.id.reference} on {offer.hub.title}")
@@ -385,7 +377,7 @@ def fetch_files(offer: ResolvedArtifact, progress: Progress | None = None) -> di
     size = sum(file.size for file in offer.files)
     if size > MAX_ARTIFACT_BYTES:
         text = f"{offer.id} has {size} bytes, at most {MAX_ARTIFACT_BYTES} are fetched."
-        raise MalformedFile("file.size", text)
+        raise errors.MalformedFile("file.size", text)
     calls = [partial(_fetch, offer, file, progress) for file in offer.files]
     bodies = in_parallel(calls, workers=PARALLEL_FILES)
     return {file.path: data for file, data in zip(offer.files, bodies, strict=True)}
@@ -396,7 +388,7 @@ def fetch_signature(offer: ResolvedArtifact) -> bytes | None:
     if file is None:
         return None
     if file.size > signature_file.MAX_BYTES:
-        raise MalformedFile(
+        raise errors.MalformedFile(
             "file.size",
             f"{file.path} of {offer.id} has {file.size:,} bytes, at most"
             f" {signature_file.MAX_BYTES:,} are read.",
@@ -428,7 +420,7 @@ def _fetch(offer: ResolvedArtifact, file: HubFile, progress: Progress | None) ->
     want = file.sha256 or f"{file.size} bytes"
     seen = got if file.sha256 else f"{len(data)} bytes"
     what = f"{file.path} of {offer.id} on {offer.hub.title}"
-    raise DigestMismatchError.for_content(what, want=want, got=seen)
+    raise errors.DigestMismatchError.for_content(what, want=want, got=seen)
 
 
 def _present(

@@ -10,22 +10,11 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, path_text
-from oscar_zoo.errors import (
-    AccessError,
-    AmbiguousName,
-    ArtifactNotFound,
-    HubTimeout,
-    HubUnreachable,
-    NetworkError,
-    NotFoundError,
-    OscarZooError,
-    PathNotFound,
-    UsageError,
-)
 from oscar_zoo.observer import SILENT
 from oscar_zoo.registry import known_names, score_file
 from oscar_zoo.registry.catalog import Catalog
@@ -43,31 +32,31 @@ PATIENCE = 6.0
 """Seconds that looking at one hub may take."""
 
 
-def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
+def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[errors.OscarZooError]]:
     """The index and listing of each hub that answered, in order, and what the others said."""
     if len(hubs) == 1:
         return [_load(hubs[0])], []
     answers = in_parallel([partial(_attempt, hub) for hub in hubs], workers=len(hubs) or 1)
     views = [answer for answer in answers if isinstance(answer, HubView)]
-    return views, [answer for answer in answers if isinstance(answer, OscarZooError)]
+    return views, [answer for answer in answers if isinstance(answer, errors.OscarZooError)]
 
 
 def unknown_name(
-    name: str, unreachable: Sequence[OscarZooError], close: Sequence[str]
-) -> OscarZooError:
+    name: str, unreachable: Sequence[errors.OscarZooError], close: Sequence[str]
+) -> errors.OscarZooError:
     """The error for a name that no hub has which answered; `close` are names like it, best
     first."""
-    silent = [error.message for error in unreachable if isinstance(error, NetworkError)]
+    silent = [error.message for error in unreachable if isinstance(error, errors.NetworkError)]
     if silent:
-        return HubUnreachable.for_unknown(name, silent, close)
-    return ArtifactNotFound.for_name(name, close)
+        return errors.HubUnreachable.for_unknown(name, silent, close)
+    return errors.ArtifactNotFound.for_name(name, close)
 
 
-def _attempt(hub: Hub) -> HubView | OscarZooError:
-    late = partial(HubTimeout.for_hub, hub.title, f"did not answer within {PATIENCE:.0f} s")
+def _attempt(hub: Hub) -> HubView | errors.OscarZooError:
+    late = partial(errors.HubTimeout.for_hub, hub.title, f"did not answer within {PATIENCE:.0f} s")
     try:
         return within(PATIENCE, partial(_load, hub), error=late)
-    except (NetworkError, AccessError, NotFoundError) as error:
+    except (errors.NetworkError, errors.AccessError, errors.NotFoundError) as error:
         return error
 
 
@@ -79,11 +68,11 @@ def _load(hub: Hub) -> HubView:
 
 def known_entries(
     targets: Sequence[Target], sources: Sources
-) -> tuple[list[Entry], list[OscarZooError]]:
+) -> tuple[list[Entry], list[errors.OscarZooError]]:
     """What each target means: the artifact in a folder, or the default or only version of a name.
     The package and the hubs are asked, then the local store; no hub is asked for folders."""
     views: list[HubView] = []
-    unreachable: list[OscarZooError] = []
+    unreachable: list[errors.OscarZooError] = []
     if not all(isinstance(target, PathTarget) for target in targets):
         views, unreachable = look(sources.hubs)
     entries = []
@@ -99,14 +88,16 @@ def known_entries(
 def served_entry(reference: Reference) -> Entry | None:
     """The version that `serve` would take, as far as this machine knows; `None` where it knows
     none, or several of which none is the default."""
-    with contextlib.suppress(AmbiguousName, ArtifactNotFound):
+    with contextlib.suppress(errors.AmbiguousName, errors.ArtifactNotFound):
         views, _ = look(Sources(offline=True).hubs)
         return _stored(reference) or _named(NameTarget(str(reference), reference), views, ())
     return None
 
 
 def _named(
-    target: NameTarget | ModelTarget, views: Sequence[HubView], unreachable: Sequence[OscarZooError]
+    target: NameTarget | ModelTarget,
+    views: Sequence[HubView],
+    unreachable: Sequence[errors.OscarZooError],
 ) -> Entry:
     catalog = Catalog.packaged()
     reference = known_names.expand(target.reference, views)
@@ -118,7 +109,7 @@ def _named(
     if len(found) > 1 and reference.tag is None and reference.digest is None:
         found = [one for one in found if one.id.tag == default] or found
     if len(found) > 1:
-        raise AmbiguousName.for_name(str(target), [one.id.reference for one in found])
+        raise errors.AmbiguousName.for_name(str(target), [one.id.reference for one in found])
     entry = found[0] if found else _stored(reference)
     if entry is None:
         raise _unknown(target, versions, views, unreachable)
@@ -152,14 +143,14 @@ def _unknown(
     target: NameTarget | ModelTarget,
     versions: Sequence[Entry],
     views: Sequence[HubView],
-    unreachable: Sequence[OscarZooError],
-) -> OscarZooError:
+    unreachable: Sequence[errors.OscarZooError],
+) -> errors.OscarZooError:
     catalog, name = Catalog.packaged(), target.reference.name
     if versions:
-        return ArtifactNotFound.among(str(target), [one.id.reference for one in versions])
+        return errors.ArtifactNotFound.among(str(target), [one.id.reference for one in versions])
     recipe = catalog.recipe(name)
     if recipe is not None:
-        return ArtifactNotFound.for_model(recipe.name)
+        return errors.ArtifactNotFound.for_model(recipe.name)
     models = {artifact.model for view in views for artifact in view.hub.artifacts()}
     return unknown_name(str(target), unreachable, catalog.close_matches(name, models))
 
@@ -171,12 +162,16 @@ def _in_folder(target: PathTarget) -> Entry:
         hint = f"to check it: oscar-zoo verify {quote(path_text(target.path))}"
         if (folder / FILE_NAME).is_file():
             hint = f"name the folder: {'./' if folder == Path() else quote(path_text(folder))}"
-        raise UsageError(f"{target} is a file; this takes the folder of an artifact.", hint=hint)
+        raise errors.UsageError(
+            f"{target} is a file; this takes the folder of an artifact.", hint=hint
+        )
     if not target.path.is_dir():
-        raise PathNotFound.for_path(target, "folder of an artifact")
+        raise errors.PathNotFound.for_path(target, "folder of an artifact")
     if not path.is_file():
         where = "name a folder that compute, fit or pull --output wrote"
-        raise PathNotFound(f"{target} has no {FILE_NAME}, so nothing is known of it.", hint=where)
+        raise errors.PathNotFound(
+            f"{target} has no {FILE_NAME}, so nothing is known of it.", hint=where
+        )
     data = read_file(path, max_bytes=strict_json.MAX_BYTES)
     manifest = Manifest.from_bytes(data, what=str(path))
     beside = score_file.read(score_file.in_folder(target.path))

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from oscar_zoo import paths
+from oscar_zoo import errors, paths
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import (
     MAX_PAYLOAD_BYTES,
@@ -39,15 +39,6 @@ from oscar_zoo.artifact.files import (
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference, check_digest, check_part
 from oscar_zoo.artifact.specs import Digest, Document, Hex64
-from oscar_zoo.errors import (
-    AmbiguousName,
-    ArtifactNotFound,
-    DigestMismatchError,
-    InvalidName,
-    MalformedFile,
-    OutputExists,
-    PathNotFound,
-)
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.catalog import Catalog, PayloadFile
 from oscar_zoo.registry.measured import Measured
@@ -102,7 +93,7 @@ class Record(Document):
         """The record in `folder`, if this version wrote one for this place."""
         try:
             record = cls.from_bytes(read_file(folder / RECORD_NAME, max_bytes=cls.MAX_BYTES))
-        except (MalformedFile, PathNotFound):
+        except (errors.MalformedFile, errors.PathNotFound):
             return None
         expected = (record.digest, "sha256:" + folder.parent.name)
         is_here = expected == (artifact_digest(record.files), record.digest)
@@ -157,7 +148,7 @@ class Store:
         signature where these bring none. `source` says for people where the bytes came from."""
         for name in files:
             if check_part(name, "file name").casefold() == RECORD_NAME:
-                raise InvalidName(
+                raise errors.InvalidName(
                     f"no file of an artifact may be called {RECORD_NAME}.", hint="rename the file"
                 )
         payload = {name: data for name, data in files.items() if name not in BESIDE}
@@ -199,7 +190,7 @@ class Store:
         for record in self.installed():
             if record.digest == digest and (artifact is None or record.id.key == artifact.key):
                 return self._read(record)
-        raise ArtifactNotFound(
+        raise errors.ArtifactNotFound(
             f"{artifact or digest} is not in the store.",
             next_step=None if artifact is None else Pull(artifact.reference),
         )
@@ -210,7 +201,7 @@ class Store:
             return None
         try:
             return self.open(record.digest, record.id)
-        except (DigestMismatchError, MalformedFile):
+        except (errors.DigestMismatchError, errors.MalformedFile):
             return None
 
     def find(self, artifact: ArtifactId) -> Record | None:
@@ -293,13 +284,13 @@ class Store:
             if want is None:
                 continue
             got = None
-            with contextlib.suppress(PathNotFound, MalformedFile):
+            with contextlib.suppress(errors.PathNotFound, errors.MalformedFile):
                 files[name] = read_file(record.path / name, max_bytes=MAX_PAYLOAD_BYTES)
                 got = sha256_hex(files[name])
             if got != want:
                 what = f"{name} of {record.id} in the store"
                 hint = f"fetch it again: {record.fetch_again}"
-                raise DigestMismatchError.for_content(what, want=want, got=got, hint=hint)
+                raise errors.DigestMismatchError.for_content(what, want=want, got=got, hint=hint)
         manifest = Manifest.from_bytes(files[FILE_NAME]) if FILE_NAME in files else None
         return StoredArtifact(record, files, manifest)
 
@@ -307,7 +298,7 @@ class Store:
         """The intact entry of the same bytes; it may have a signature where `wanted` has none."""
         try:
             stored = self.open(wanted.digest, wanted.id)
-        except (ArtifactNotFound, DigestMismatchError, MalformedFile):
+        except (errors.ArtifactNotFound, errors.DigestMismatchError, errors.MalformedFile):
             return None
         there = stored.record
         signed = wanted.signature_sha256 in (None, there.signature_sha256)
@@ -324,7 +315,7 @@ class Store:
         blob = self.blobs / entry.sha256
         try:
             intact = sha256_hex(read_file(blob, max_bytes=entry.size)) == entry.sha256
-        except (MalformedFile, PathNotFound):
+        except (errors.MalformedFile, errors.PathNotFound):
             intact = False
         if not intact:
             durable.replace_file(blob, data, mode=0o444)
@@ -380,7 +371,7 @@ def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> 
                 if _has(target, artifact):
                     return target
                 if not replace:
-                    raise OutputExists(
+                    raise errors.OutputExists(
                         f"{target} exists with other content.",
                         hint="move it away, or replace it: --force",
                     )
@@ -401,7 +392,7 @@ def _has(target: Path, artifact: StoredArtifact) -> bool:
             read_file(target / name, max_bytes=MAX_PAYLOAD_BYTES) == data
             for name, data in artifact.files.items()
         )
-    except (PathNotFound, MalformedFile):
+    except (errors.PathNotFound, errors.MalformedFile):
         return False
 
 
@@ -428,5 +419,5 @@ def find_installed(
     default = f"{recipe.name}/{recipe.default_tag}".casefold() if recipe else ""
     if default not in found:
         choices = sorted(record.id.reference for record in found.values())
-        raise AmbiguousName.for_name(str(reference), choices)
+        raise errors.AmbiguousName.for_name(str(reference), choices)
     return found[default]

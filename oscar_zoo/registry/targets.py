@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from shlex import quote
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import (
@@ -26,18 +27,6 @@ from oscar_zoo.artifact.names import (
     is_path,
     path_text,
     safe_part,
-)
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    InvalidName,
-    NetworkError,
-    NotFoundError,
-    OfflineError,
-    OscarZooError,
-    PathNotFound,
-    RepositoryNotFound,
-    RevisionNotFound,
-    UsageError,
 )
 from oscar_zoo.models.geometry import latent_advice
 from oscar_zoo.next_step import Compute, SuggestedPath
@@ -79,7 +68,7 @@ class ModelChoice:
 
     def check_can_be_had(self, again: str) -> None:
         if self.on_no_hub:
-            raise UsageError(
+            raise errors.UsageError(
                 f"the checkpoint of {self.name} is on no hub.", hint=f"give its folder: {again}"
             )
 
@@ -101,7 +90,7 @@ def choose_model(model: str | Path) -> ModelChoice:
         return choice
     if os.path.isfile(model):  # noqa: PTH113 (any text: no errors)
         raise a_file(Path(model))
-    error = PathNotFound(f"no model is called {model!r}.")
+    error = errors.PathNotFound(f"no model is called {model!r}.")
     if os.path.isdir(model):  # noqa: PTH112 (any text: no errors)
         error.advise(f"did you mean the folder {path_text(path)}, which has no config.json?")
     elif advice := latent_advice(model):
@@ -136,7 +125,7 @@ def _model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoi
     # written as a path, or a loader could take it for the id of a model on a hub
     source = path_text(path)
     if not path.is_dir():
-        raise PathNotFound.for_path(source, "model folder")
+        raise errors.PathNotFound.for_path(source, "model folder")
     check_utf8(path.absolute(), "the path of a model, for the libraries that load it,")
     cached = cached_model(path.resolve())
     model_id = cached[0] if cached else safe_part(path.resolve().name)
@@ -158,12 +147,12 @@ def holds_model(path: Path) -> bool:
     return os.path.isfile(path / "config.json")  # noqa: PTH113 (any text: no errors)
 
 
-def a_file(path: Path) -> OscarZooError:
+def a_file(path: Path) -> errors.OscarZooError:
     hint = "give the folder that holds config.json"
-    return refusal(path, UsageError(f"{path} is a file, not a model folder.", hint=hint))
+    return refusal(path, errors.UsageError(f"{path} is a file, not a model folder.", hint=hint))
 
 
-def refusal(path: Path, error: OscarZooError) -> OscarZooError:
+def refusal(path: Path, error: errors.OscarZooError) -> errors.OscarZooError:
     """The `error` for what is at `path`, or a better one where that is a model in GGUF."""
     from oscar_zoo.models.config_file import gguf_refusal
 
@@ -183,7 +172,7 @@ def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
         return
     folder = Path(choice.source)
     if made_for != sha256_hex((folder / "config.json").read_bytes()):
-        raise UsageError(
+        raise errors.UsageError(
             f"{manifest.id} was made for another model than {folder}: config.json differs.",
             hint="give the folder a name of its own",
         )
@@ -192,7 +181,9 @@ def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
 def check_model_id(text: str) -> None:
     parts = text.split("/")
     if len(parts) > 2:
-        raise InvalidName(f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B")
+        raise errors.InvalidName(
+            f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B"
+        )
     for part in parts:
         check_part(part, "model id")
 
@@ -261,13 +252,13 @@ def parse(text: str | Path) -> Target:
     namesake = Path(text) if os.path.lexists(text) else None
     try:
         return NameTarget(text, Reference.parse(text), namesake)
-    except InvalidName:
+    except errors.InvalidName:
         if namesake is not None:
-            error: OscarZooError = ArtifactNotFound.for_name(text)
+            error: errors.OscarZooError = errors.ArtifactNotFound.for_name(text)
             suggest_path(namesake, error)
         elif table.kind_of(text) is not None:
             hint = "a hub is given with --hub; what it has: oscar-zoo list --hub " + quote(text)
-            error = InvalidName(f"{text} is a hub, and this takes a name.", hint=hint)
+            error = errors.InvalidName(f"{text} is a hub, and this takes a name.", hint=hint)
         else:
             raise
         raise error from None
@@ -305,14 +296,14 @@ def parse_given_model(
     return choice
 
 
-def suggest_path(place: Path, error: OscarZooError) -> None:
+def suggest_path(place: Path, error: errors.OscarZooError) -> None:
     """Let `error` ask whether `place` was meant."""
     kind = "folder" if place.is_dir() else "file"
     error.advise()
     error.suggestions = (SuggestedPath(path_text(place), kind),)
 
 
-def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
+def _takes_a_name(target: PathTarget | ModelTarget) -> errors.OscarZooError:
     """The error for a path in the place of a name, with a command that takes this path."""
     from oscar_zoo.artifact.artifact_folder import find_artifacts
 
@@ -321,17 +312,19 @@ def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
         hint = f"oscar-zoo compute {quote(target.text)} makes a rotation for this model"
         if target.choice.recipe is not None:
             hint = f"the name of this model: {target.choice.name}"
-        return UsageError(text, hint=hint)
+        return errors.UsageError(text, hint=hint)
     if not os.path.lexists(target.path):
         hint = "check the path, or give a name: oscar-zoo list"
-        return PathNotFound(f"no such file or folder: {target}", hint=hint)
+        return errors.PathNotFound(f"no such file or folder: {target}", hint=hint)
     here = f"it is here already: oscar-zoo verify {quote(target.text)}"
-    error: OscarZooError = UsageError(text, hint=here)
+    error: errors.OscarZooError = errors.UsageError(text, hint=here)
     if find_artifacts(target.path):
         return error
     if target.path.is_dir():
         hint = "name another folder, or an artifact: oscar-zoo list"
-        error = PathNotFound(f"no model (config.json) and no rotations in {target}.", hint=hint)
+        error = errors.PathNotFound(
+            f"no model (config.json) and no rotations in {target}.", hint=hint
+        )
     return refusal(target.path, error)
 
 
@@ -342,7 +335,7 @@ def _is_model_folder(path: Path) -> bool:
     return holds_model(path) and not (path / FILE_NAME).exists() and not is_artifact(path)
 
 
-_NO_HUB = (PathNotFound, RepositoryNotFound, RevisionNotFound)
+_NO_HUB = (errors.PathNotFound, errors.RepositoryNotFound, errors.RevisionNotFound)
 """Errors of a hub that is not there: another name would not be found on it either."""
 
 
@@ -352,13 +345,15 @@ def looking_up(target: Target, observer: Observer) -> Iterator[None]:
     place = target.namesake if isinstance(target, NameTarget) else None
     try:
         yield
-    except (NotFoundError, NetworkError, InvalidName) as error:
+    except (errors.NotFoundError, errors.NetworkError, errors.InvalidName) as error:
         mention_namesake(place, error, observer)
         raise
     mention_namesake(place, None, observer)
 
 
-def mention_namesake(place: Path | None, error: OscarZooError | None, observer: Observer) -> None:
+def mention_namesake(
+    place: Path | None, error: errors.OscarZooError | None, observer: Observer
+) -> None:
     """Let `error` ask whether the file or folder `place` was meant, unless the hub itself is
     missing; without one the observer hears a note."""
     if place is None or isinstance(error, _NO_HUB):
@@ -382,13 +377,15 @@ class ComputeWish:
     offline: bool = False
     to_serve: bool = False
 
-    def may_compute(self, error: OscarZooError) -> bool:
-        return self.compute or (self.ask and isinstance(error, ArtifactNotFound | OfflineError))
+    def may_compute(self, error: errors.OscarZooError) -> bool:
+        return self.compute or (
+            self.ask and isinstance(error, errors.ArtifactNotFound | errors.OfflineError)
+        )
 
     def check(self) -> None:
         if self.calib_data and not self.compute:
             hint = "add --compute, or leave it out"
-            raise UsageError("--calib-data goes with --compute.", hint=hint)
+            raise errors.UsageError("--calib-data goes with --compute.", hint=hint)
 
 
 def computing(choice: ModelChoice, sources: Sources, *, offline: bool = False) -> Compute:
@@ -399,13 +396,13 @@ def computing(choice: ModelChoice, sources: Sources, *, offline: bool = False) -
 
 
 def model_to_compute(
-    target: ModelTarget | NameTarget, error: OscarZooError, model: ModelChoice | None = None
+    target: ModelTarget | NameTarget, error: errors.OscarZooError, model: ModelChoice | None = None
 ) -> ModelChoice | None:
     """The model from which an artifact for `target` can be made, after a search gave `error`;
     `model` is where its weights are, if the caller said so. `None` when the error says something
     else, or the target names one version."""
     reference = target.reference
-    if not isinstance(error, ArtifactNotFound | NetworkError):
+    if not isinstance(error, errors.ArtifactNotFound | errors.NetworkError):
         return None
     if reference.tag is not None or reference.digest is not None:
         return None
@@ -413,15 +410,15 @@ def model_to_compute(
     return model if model is not None and model.is_called(reference.name) else None
 
 
-def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> None:
+def tell_of_folder(target: ModelTarget | NameTarget, error: errors.OscarZooError) -> None:
     """Let the `error` of a search begin with what the folder is, and suggest nothing."""
     if not isinstance(target, ModelTarget):
         return
-    if isinstance(error, NetworkError) and error.said is not None:
+    if isinstance(error, errors.NetworkError) and error.said is not None:
         why = f" on this machine, and not every hub could be asked ({error.said.rstrip('.')})."
-    elif isinstance(error, OfflineError):
+    elif isinstance(error, errors.OfflineError):
         why = " on this machine, and offline mode asks no hub."
-    elif isinstance(error, ArtifactNotFound):
+    elif isinstance(error, errors.ArtifactNotFound):
         why = " known."
     else:
         return
@@ -430,7 +427,9 @@ def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> No
     error.advise()
 
 
-def propose_computing(choice: ModelChoice, error: OscarZooError, again: Callable[..., str]) -> None:
+def propose_computing(
+    choice: ModelChoice, error: errors.OscarZooError, again: Callable[..., str]
+) -> None:
     """Let the `error` of a search name computing as the next step, where that may be meant. `again`
     gives the command line that means the same, with other options."""
     from oscar_zoo.models.model_hub import is_here
@@ -442,7 +441,7 @@ def propose_computing(choice: ModelChoice, error: OscarZooError, again: Callable
     if slash and (os.path.lexists(choice.source) or (first.is_dir() and not here)):
         if not os.path.lexists(place):
             error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
-    elif here or not isinstance(error, NetworkError):
+    elif here or not isinstance(error, errors.NetworkError):
         online = {} if here else {"offline": False}  # the model has to be fetched
         error.next_step = Compute(choice.name, again(compute=True, **online))
         if slash and not (here or error.suggestions or error.advice):

@@ -20,19 +20,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Document, Hex64, Text
-from oscar_zoo.errors import (
-    AmbiguousName,
-    DigestMismatchError,
-    FrozenIndex,
-    MissingDependency,
-    RollbackError,
-    SignatureError,
-)
 from oscar_zoo.registry import signatures
 from oscar_zoo.registry.catalog import TIME_FORMAT, Catalog
 from oscar_zoo.registry.hubs.base import TIMESTAMP_NAME
@@ -81,7 +74,7 @@ class Trust:
         model, default = (recipe.name, recipe.default_tag) if recipe else (folder, None)
         try:
             return self.lock.read().find(reference, model, default)
-        except AmbiguousName as error:  # withdrawn versions are among them, too
+        except errors.AmbiguousName as error:  # withdrawn versions are among them, too
             error.message = f"{error.message.rstrip('.')}, which {self.lock.path.name} pins."
             error.args = (error.message,)
             raise
@@ -121,7 +114,7 @@ class Trust:
     def check_serial(self, hub: str, index: Index) -> None:
         seen = self.known.read().serials.get(hub, 0)
         if index.serial < seen and not self.allow_downgrade:
-            raise RollbackError.for_serial(hub, seen, index.serial)
+            raise errors.RollbackError.for_serial(hub, seen, index.serial)
 
     def check_timestamp(self, hub: str, stamp: bytes | None, index: bytes | None) -> str | None:
         pinned = None if self.accept_new else self.known.read().keys.get(hub)
@@ -146,7 +139,7 @@ def _broken(
     digest: str | None,
     manifest_sha256: str | None,
     hub: str,
-) -> DigestMismatchError:
+) -> errors.DigestMismatchError:
     what, want, got = str(artifact), promise.digest, digest or ""
     if digest in (None, promise.digest):
         want, got = promise.manifest_sha256 or "no file", manifest_sha256 or "no file"
@@ -158,7 +151,7 @@ def _broken(
     if promise.final:
         said = f"{what} is {want} by {promise.by}; {hub} offers {got}."
         hint = "do not use it; tell the owner of the hub"
-    error = DigestMismatchError(said, hint=hint)
+    error = errors.DigestMismatchError(said, hint=hint)
     error.what, error.want, error.got = what, want, got
     return error
 
@@ -230,25 +223,27 @@ def checked_key(
     `pinned` is the one seen before."""
     if stamp is None:
         if pinned is not None:
-            raise SignatureError.for_hub(hub, f"is not signed any more; key {pinned[:16]} did")
+            raise errors.SignatureError.for_hub(
+                hub, f"is not signed any more; key {pinned[:16]} did"
+            )
         return None
     found = Timestamp.from_bytes(stamp, what=f"{TIMESTAMP_NAME} of {hub}")
     if pinned is not None and found.fingerprint != pinned:
-        raise SignatureError.for_hub(
+        raise errors.SignatureError.for_hub(
             hub, f"is signed by key {found.fingerprint[:16]}, and was by {pinned[:16]}"
         )
     try:
         signed = found.is_signed()
-    except MissingDependency:
+    except errors.MissingDependency:
         if pinned is not None:
             raise
         return None  # as of a hub that does not sign, which is what this machine can tell
     if not signed:
-        raise SignatureError.for_hub(hub, "has a signature that is none of its key")
+        raise errors.SignatureError.for_hub(hub, "has a signature that is none of its key")
     if found.index_sha256 != sha256_hex(index or b""):
-        raise SignatureError.for_hub(hub, "is another one than its owner signed")
+        raise errors.SignatureError.for_hub(hub, "is another one than its owner signed")
     if found.until < signatures.now() and not allow_old:
-        raise FrozenIndex.for_hub(hub, found.expires)
+        raise errors.FrozenIndex.for_hub(hub, found.expires)
     return found.fingerprint
 
 
@@ -258,7 +253,7 @@ def renewed(stamp: bytes | None, index: bytes, serial: int, key: SigningKey | No
     same = before is not None and before.index_sha256 == sha256_hex(index)
     if key is None:
         if before is not None and not same:
-            raise SignatureError(
+            raise errors.SignatureError(
                 "the index of this hub is signed, and no key is named.",
                 hint=f"name the file of its private key: export {signatures.VARIABLE}=zoo.pem",
             )

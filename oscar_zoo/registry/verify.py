@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference, is_path, parse_digest, path_text
 from oscar_zoo.artifact.outcome import (
@@ -20,13 +21,6 @@ from oscar_zoo.artifact.outcome import (
     VerifyReport,
 )
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    MalformedFile,
-    PathNotFound,
-    UsageError,
-)
 from oscar_zoo.next_step import Pull
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.catalog import Catalog, recipe_for
@@ -75,7 +69,7 @@ def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
     named = params.targets if isinstance(params.targets, tuple) else (params.targets,)
     targets = [parse(target) for target in named]
     if params.digest is not None and len(targets) > 1:
-        raise UsageError("--digest goes with exactly one target.")
+        raise errors.UsageError("--digest goes with exactly one target.")
     expected = Expected(
         _model_geometry(params.model, geometry_of_folder) if params.model is not None else None,
         parse_digest(params.digest) if params.digest is not None else None,
@@ -91,7 +85,7 @@ def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
         path, found = artifacts_at(target.path)
         if expected.digest is not None and len(found) > 1:
             text = f"--digest goes with one artifact, {path} holds {len(found)}."
-            raise UsageError(text, hint="name one of them")
+            raise errors.UsageError(text, hint="name one of them")
         results += [check_one(item, expected) for item in found]
     return VerifyReport.of(results)
 
@@ -118,7 +112,7 @@ def check_one(path: Path, expected: Expected | None = None) -> Outcome:
 
     expected, label = expected or Expected(), path_text(path)
     if path.is_file() and expected.signing.require_signature:
-        raise UsageError(
+        raise errors.UsageError(
             f"{label} is one file, and a signature is of an artifact.", hint="name its folder"
         )
     files = read_path(path)
@@ -135,7 +129,7 @@ def _check_installed(reference: Reference, expected: Expected) -> Outcome:
     record = find_stored(reference, store)
     if record is None:
         close = close_names(reference.name)
-        raise ArtifactNotFound(
+        raise errors.ArtifactNotFound(
             f"{reference} is not in the store.",
             suggestions=close,
             next_step=None if close else Pull(str(reference)),
@@ -144,10 +138,10 @@ def _check_installed(reference: Reference, expected: Expected) -> Outcome:
     outcome: Outcome
     try:
         stored = store.open(record.digest, record.id)
-    except DigestMismatchError as error:
+    except errors.DigestMismatchError as error:
         failed = Check("bytes", "failed", error.message)
         outcome = DigestMismatch(error.what, error.want, error.got, (failed,))
-    except MalformedFile as error:
+    except errors.MalformedFile as error:
         outcome = Unreadable(error.message, label)
     else:
         outcome = verify_stored(stored, expected, signature_of(stored, expected.signing))
@@ -176,16 +170,16 @@ def existing_path(path: Path) -> Path:
     """What to verify for `path`: a manifest stands for its folder, a link for its target."""
     text = path_text(path)
     if path.is_symlink() and not path.exists():
-        raise PathNotFound(
+        raise errors.PathNotFound(
             f"{text} is a symbolic link that leads nowhere.",
             hint=f"see where: ls -l {shlex.quote(text)}",
         )
     if not path.exists():
-        raise PathNotFound.for_path(text)
+        raise errors.PathNotFound.for_path(text)
     if path.is_dir():
         return path.resolve() if path.is_symlink() else path
     if not path.is_file():
-        raise UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
+        raise errors.UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
     return path.parent if path.name == FILE_NAME else path
 
 
@@ -198,7 +192,7 @@ def artifacts_at(path: Path) -> tuple[Path, list[Path]]:
     if not found:
         refuse_links(path)
         message = f"no rotation files in {path_text(path)}."
-        raise refusal(path, PathNotFound(message, hint=WANTED))
+        raise refusal(path, errors.PathNotFound(message, hint=WANTED))
     return path, found
 
 
@@ -206,7 +200,7 @@ def one_artifact(path: Path) -> Path:
     """The file `path`, or the folder of the one artifact at or below it."""
     path, found = artifacts_at(path)
     if path not in found and len(found) > 1:
-        raise UsageError(
+        raise errors.UsageError(
             f"{path} holds {len(found)} artifacts.",
             hint=f"name one, for example {path_text(found[0])}",
         )
@@ -234,9 +228,9 @@ def _model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> 
     if path.exists():
         raise a_file(path)
     if isinstance(model, Path) or is_path(model):
-        raise PathNotFound.for_path(model, "model folder")
+        raise errors.PathNotFound.for_path(model, "model folder")
     close = Catalog.packaged().close_matches(model)
-    raise UsageError(
+    raise errors.UsageError(
         f"no model is called {model!r}.",
         hint=None if close else "give a folder with a config.json, or a name of the zoo",
         suggestions=close,

@@ -27,16 +27,7 @@ from itertools import count
 from typing import Any, Self, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from oscar_zoo.errors import (
-    HubTimeout,
-    HubUnreachable,
-    LoginRequired,
-    MalformedFile,
-    OfflineError,
-    OscarZooError,
-    RateLimited,
-    UnusableEnvironment,
-)
+from oscar_zoo import errors
 from oscar_zoo.registry.hubs.base import Limits
 from oscar_zoo.registry.hubs.threads import within
 from oscar_zoo.version import __version__
@@ -120,7 +111,7 @@ class Transport:
         `progress` starts again."""
         if seconds is None:
             seconds = LEAST_SECONDS + (limit if size is None else size) / self.limits.min_rate
-        late = HubTimeout.for_hub(self.title, f"was not done within {seconds:.0f} s")
+        late = errors.HubTimeout.for_hub(self.title, f"was not done within {seconds:.0f} s")
         client = http_client()  # making it takes time that is not the hub's
         end = time.monotonic() + seconds
 
@@ -154,7 +145,7 @@ class Transport:
         if status == 200:
             return reply
         if status == 429:
-            raise Failed(RateLimited.for_hub(self.title, wait), again=True, wait=wait)
+            raise Failed(errors.RateLimited.for_hub(self.title, wait), again=True, wait=wait)
         if 400 <= status < 500 and status not in _BUSY:
             raise self._refusal(reply, sent_token)
         raise self._failed(f"it answers with status {status}", again=status >= 400, wait=wait)
@@ -245,11 +236,11 @@ class Transport:
         return bytes(body)
 
     def _failed(self, cause: str, *, again: bool = False, wait: float | None = None) -> Failed:
-        return Failed(HubUnreachable.for_hub(self.title, cause), again=again, wait=wait)
+        return Failed(errors.HubUnreachable.for_hub(self.title, cause), again=again, wait=wait)
 
-    def _too_long(self, got: int, limit: int) -> MalformedFile:
+    def _too_long(self, got: int, limit: int) -> errors.MalformedFile:
         text = f"{self.title} sends {got:,} bytes where at most {limit:,} were expected."
-        return MalformedFile("file.size", text)
+        return errors.MalformedFile("file.size", text)
 
 
 def asked_to_wait(headers: Mapping[str, str]) -> float | None:
@@ -273,7 +264,7 @@ def checked_token(title: str, client: Any, ask: Callable[[], str | None]) -> str
     found = reached(title, client, ask)
     if found is not None and _TOKEN.fullmatch(found) is None:
         message = f"the token for {title} has characters that no token has."
-        raise LoginRequired(message, hint="log in again: oscar-zoo login")
+        raise errors.LoginRequired(message, hint="log in again: oscar-zoo login")
     return found
 
 
@@ -334,14 +325,14 @@ def http_client() -> Any:
         return get_session()
     except OSError:  # of which ssl's errors are
         hint = "correct or unset it; a file of certificates is in PEM"
-        error = UnusableEnvironment.of("certificate", _in_force(_CERTIFICATES), hint)
+        error = errors.UnusableEnvironment.of("certificate", _in_force(_CERTIFICATES), hint)
     except Exception as failure:
         # socks without socksio, an unknown scheme, and an address that is none
         known = isinstance(failure, ImportError | ValueError)
         if not known and type(failure).__name__ != "InvalidURL":
             raise
         hint = "correct or unset it; special characters of a password are percent-encoded"
-        error = UnusableEnvironment.of("proxy", _in_force(_PROXIES), hint)
+        error = errors.UnusableEnvironment.of("proxy", _in_force(_PROXIES), hint)
     raise error
 
 
@@ -367,14 +358,16 @@ def reached(title: str, client: Any, call: Callable[[], T]) -> T:
     library: Any = next(module for module in modules if hasattr(module, "InvalidURL"))
     try:
         return call()
-    except OscarZooError:
+    except errors.OscarZooError:
         raise
     except (library.HTTPError, library.InvalidURL, OSError, ValueError) as error:
         failure = _failure(title, library, error)
     except RuntimeError:
         if not client.is_closed:
             raise
-        failure = Failed(HubUnreachable.for_hub(title, "the connection was closed"), again=True)
+        failure = Failed(
+            errors.HubUnreachable.for_hub(title, "the connection was closed"), again=True
+        )
     raise failure
 
 
@@ -383,11 +376,11 @@ def _failure(title: str, library: Any, error: Exception) -> Failed:
 
     if isinstance(error, OfflineModeIsEnabled):
         text = f"{title} is not asked: HF_HUB_OFFLINE is set."
-        return Failed(OfflineError(text, hint="unset it to reach hubs"))
+        return Failed(errors.OfflineError(text, hint="unset it to reach hubs"))
     if isinstance(error, library.TimeoutException):
         connecting = isinstance(error, library.ConnectTimeout)
         what = "does not accept connections" if connecting else "fell silent"
-        return Failed(HubTimeout.for_hub(title, what))
+        return Failed(errors.HubTimeout.for_hub(title, what))
     cause, again = "the connection broke off", True
     # Some addresses upset urllib.
     if isinstance(error, library.InvalidURL | library.UnsupportedProtocol | ValueError):
@@ -397,7 +390,7 @@ def _failure(title: str, library: Any, error: Exception) -> Failed:
         cause, again = known or "no connection", known is None
     elif isinstance(error, library.ProxyError):
         cause, again = "the proxy refuses", False
-    return Failed(HubUnreachable.for_hub(title, cause), again=again)
+    return Failed(errors.HubUnreachable.for_hub(title, cause), again=again)
 
 
 def _cause(error: BaseException | None) -> str | None:

@@ -19,25 +19,10 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import mistaken_content
 from oscar_zoo.artifact.strict_json import Json
-from oscar_zoo.errors import (
-    ConflictError,
-    Forbidden,
-    GatedRepository,
-    HubTimeout,
-    HubUnreachable,
-    LoginRequired,
-    MalformedFile,
-    NotFoundError,
-    OscarZooError,
-    RateLimited,
-    RepositoryNotFound,
-    RevisionNotFound,
-    StaleRevision,
-    UsageError,
-)
 from oscar_zoo.registry.hubs import http
 from oscar_zoo.registry.hubs.base import (
     CARD_NAME,
@@ -105,7 +90,9 @@ class HuggingFaceHub(RemoteHub):
             address = next_page(reply.headers, str(address), self.title)
             if address is None:
                 return
-        raise HubUnreachable.for_hub(self.title, f"its listing has more than {MAX_PAGES} pages")
+        raise errors.HubUnreachable.for_hub(
+            self.title, f"its listing has more than {MAX_PAGES} pages"
+        )
 
     def read(
         self,
@@ -147,10 +134,10 @@ class HuggingFaceHub(RemoteHub):
 
         info = self._write("writing", send, size=sum(len(data) for _, data in paths))
         if not is_commit(info.oid):
-            raise HubUnreachable.for_hub(self.title, "its answer names no commit")
+            raise errors.HubUnreachable.for_hub(self.title, "its answer names no commit")
         if change.propose and not info.pr_url:  # nothing would change
             text = f"{self.title} has all of this already: there is nothing to propose."
-            raise ConflictError(text)
+            raise errors.ConflictError(text)
         return Commit(info.oid, info.pr_url if change.propose else None)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
@@ -164,7 +151,7 @@ class HuggingFaceHub(RemoteHub):
 
         found = self._write("tagging", put)
         if found != target:
-            raise ConflictError(
+            raise errors.ConflictError(
                 f"the tag {name} of {self.title} is on commit {found}, not {target}.",
                 hint="tags of versions never move; see what happened to it on the hub",
             )
@@ -185,7 +172,9 @@ class HuggingFaceHub(RemoteHub):
     def _write(self, doing: str, call: Callable[[Any], T], *, size: int = 0) -> T:
         """What `call` returns, which may use the client; its failures in our words."""
         seconds = WRITE_SECONDS + size / http.WRITE_RATE
-        late = HubTimeout.for_hub(self.title, f"was not done with {doing} within {seconds:.0f} s")
+        late = errors.HubTimeout.for_hub(
+            self.title, f"was not done with {doing} within {seconds:.0f} s"
+        )
         client = http.http_client()
         try:
             return within(seconds, partial(self._run, client, doing, call), error=lambda: late)
@@ -200,10 +189,10 @@ class HuggingFaceHub(RemoteHub):
         home = Origin.of(http.reached(self.title, client, build).url)
         if not home.is_private:
             message = f"the hub's address, {home.scheme}://{home.host}, is no https address."
-            raise UsageError(message, hint="a token is sent over https only")
+            raise errors.UsageError(message, hint="a token is sent over https only")
         token = http.checked_token(self.title, client, user_token)
         if token is None:
-            raise LoginRequired(
+            raise errors.LoginRequired(
                 f"{self.title} takes changes from users only.", hint="log in: oscar-zoo login"
             )
         api = HfApi(endpoint=self.endpoint, token=token)
@@ -224,27 +213,28 @@ class HuggingFaceHub(RemoteHub):
             headers = {name.lower(): value for name, value in error.response.headers.items()}
             failure: Exception = refusal(self.title, status, headers, sent_token=True, doing=doing)
             if status in (409, 412):
-                failure = StaleRevision.for_hub(self.title)
+                failure = errors.StaleRevision.for_hub(self.title)
         except HFValidationError:
-            failure = UsageError(
+            failure = errors.UsageError(
                 f"{self.repo!r} is no repository of Hugging Face.", hint="write hf:ORG/NAME"
             )
         except (KeyError, ValueError) as error:  # of which those of JSON are
-            failure = HubUnreachable.for_hub(self.title, "its answer makes no sense")
+            failure = errors.HubUnreachable.for_hub(self.title, "its answer makes no sense")
             if CARD_NAME in str(error):
                 message = f"{self.title} does not take the metadata at the top of {CARD_NAME}."
-                failure = UsageError(message, hint=f"repair {CARD_NAME} on the hub")
+                failure = errors.UsageError(message, hint=f"repair {CARD_NAME} on the hub")
         raise failure
 
 
 def user_token() -> str | None:
     if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
-    from huggingface_hub import errors, get_token
+    from huggingface_hub import errors as theirs
+    from huggingface_hub import get_token
 
-    with contextlib.suppress(errors.OIDCError, errors.DeviceCodeError, OSError):
+    with contextlib.suppress(theirs.OIDCError, theirs.DeviceCodeError, OSError):
         return get_token()
-    raise LoginRequired(
+    raise errors.LoginRequired(
         "the token for Hugging Face cannot be read.", hint="log in again: oscar-zoo login"
     )
 
@@ -276,7 +266,7 @@ def parse_commit(body: bytes, title: str) -> str:
     about = _parse(body, title)
     commit = about.get("sha") if isinstance(about, dict) else None
     if not is_commit(commit):
-        raise HubUnreachable.for_hub(title, "its answer names no commit")
+        raise errors.HubUnreachable.for_hub(title, "its answer names no commit")
     return str(commit)
 
 
@@ -284,10 +274,10 @@ def parse_page(body: bytes, title: str) -> Iterator[HubFile]:
     """The files of one page of a listing; a file in LFS has a sha256, another one its git oid."""
     rows = _parse(body, title)
     if not isinstance(rows, list):
-        raise HubUnreachable.for_hub(title, "its answer is no listing")
+        raise errors.HubUnreachable.for_hub(title, "its answer is no listing")
     for row in rows:
         if not isinstance(row, dict) or type(row.get("type")) is not str:
-            raise HubUnreachable.for_hub(title, "its listing has an entry without a type")
+            raise errors.HubUnreachable.for_hub(title, "its listing has an entry without a type")
         if row["type"] == "file":
             yield _file(row, title)
 
@@ -301,7 +291,7 @@ def next_page(headers: Mapping[str, str], here: str, title: str) -> str | None:
     except ValueError:
         same = False
     if not same:
-        raise HubUnreachable.for_hub(title, "its listing goes on at another host")
+        raise errors.HubUnreachable.for_hub(title, "its listing goes on at another host")
     return match[1]
 
 
@@ -314,52 +304,52 @@ def refusal(
     doing: str = "reading",
     revision: str | None = None,
     path: str | None = None,
-) -> OscarZooError:
+) -> errors.OscarZooError:
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
     if code == "GatedRepo":
-        return GatedRepository.for_hub(title)
+        return errors.GatedRepository.for_hub(title)
     if message == _DISABLED:
-        return Forbidden(
+        return errors.Forbidden(
             f"{title} was disabled by Hugging Face.",
             hint="its web page may say why; try another hub",
         )
     if code == "RevisionNotFound":
-        return RevisionNotFound.for_hub(title, revision or "main")
+        return errors.RevisionNotFound.for_hub(title, revision or "main")
     if code == "EntryNotFound" or (status == 404 and not code and path is not None):
-        return NotFoundError(
+        return errors.NotFoundError(
             f"{title} has no file {path}.", hint="see what is there: oscar-zoo list"
         )
     if status == 401 and sent_token and (message == _WRONG_TOKEN or not code):
-        return LoginRequired.for_hub(title, sent_token=True)
+        return errors.LoginRequired.for_hub(title, sent_token=True)
     if status == 401:  # the hub says no more to strangers: a private repository or none
-        return LoginRequired.for_hub(title, sent_token=False)
+        return errors.LoginRequired.for_hub(title, sent_token=False)
     if code == "RepoNotFound" or status in (404, 410):
-        return RepositoryNotFound.for_hub(title)
+        return errors.RepositoryNotFound.for_hub(title)
     if status == 403:
-        return Forbidden.for_hub(title, doing)
+        return errors.Forbidden.for_hub(title, doing)
     if status == 429:
-        return RateLimited.for_hub(title, None)
-    return HubUnreachable.for_hub(title, f"it answers with status {status}")
+        return errors.RateLimited.for_hub(title, None)
+    return errors.HubUnreachable.for_hub(title, f"it answers with status {status}")
 
 
 def _parse(body: bytes, title: str) -> Json:
     try:
         return strict_json.loads(body, max_bytes=MAX_PAGE_BYTES)
-    except MalformedFile:
+    except errors.MalformedFile:
         pass  # said in our own words
     mistaken = mistaken_content(body)
     seen = "an empty answer" if not body else mistaken[1] if mistaken else "something else"
-    raise HubUnreachable.for_hub(title, f"it sends {seen} instead of JSON")
+    raise errors.HubUnreachable.for_hub(title, f"it sends {seen} instead of JSON")
 
 
 def _file(row: dict[str, Json], title: str) -> HubFile:
     path, size, oid, lfs = (row.get(key) for key in ("path", "size", "oid", "lfs"))
     if lfs is None:
         if not is_commit(oid):
-            raise HubUnreachable.for_hub(title, "its listing has a file without an oid")
+            raise errors.HubUnreachable.for_hub(title, "its listing has a file without an oid")
         return listed_file(title, path, size, git_oid=oid)
     told = lfs if isinstance(lfs, dict) else {}
     sha256 = told.get("oid")
     if type(sha256) is not str or not _SHA256.fullmatch(sha256) or told.get("size") != size:
-        raise HubUnreachable.for_hub(title, "its listing has a file in LFS without a sha256")
+        raise errors.HubUnreachable.for_hub(title, "its listing has a file in LFS without a sha256")
     return listed_file(title, path, size, sha256=sha256)

@@ -26,19 +26,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Self
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file, sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, check_part, check_utf8
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    InvalidName,
-    MalformedFile,
-    PathNotFound,
-    RevisionNotFound,
-    StaleRevision,
-    StorageError,
-    UsageError,
-)
 from oscar_zoo.registry.hubs.base import (
     INDEX_NAME,
     MAX_ROOT_BYTES,
@@ -84,7 +75,7 @@ class LocalHub:
 
     def at(self, revision: str) -> Self:
         if revision != self.revision:
-            raise RevisionNotFound.for_hub(self.title, revision)
+            raise errors.RevisionNotFound.for_hub(self.title, revision)
         return self
 
     def refresh(self) -> None:
@@ -98,12 +89,12 @@ class LocalHub:
         with durable.storage_errors(f"cannot list {self.name}"):
             if not self.root.is_dir():
                 if self._must_exist or self.root.exists():
-                    raise PathNotFound(f"no such folder for a hub: {self.root}", hint=make)
+                    raise errors.PathNotFound(f"no such folder for a hub: {self.root}", hint=make)
                 return ()
             found = self._listed()
             if not found and self._must_exist and _holds_other_files(self.root):
                 text = f"there is no hub at {self.name}: the folder holds other files."
-                raise PathNotFound(text, hint=make)
+                raise errors.PathNotFound(text, hint=make)
             return found
 
     def _listed(self) -> tuple[ArtifactId, ...]:
@@ -140,13 +131,13 @@ class LocalHub:
             return self._pinned_index()
         try:
             return read_file(self.root / check_part(path, "file name"), max_bytes=MAX_ROOT_BYTES)
-        except PathNotFound:
+        except errors.PathNotFound:
             return None
 
     def commit(self, change: Change) -> Commit:
         if change.propose:
             text = f"{self.title} takes no proposals."
-            raise UsageError(text, hint="publish without --create-pr")
+            raise errors.UsageError(text, hint="publish without --create-pr")
         for name in (*change.files, *change.root):
             check_part(name, "file name")
         if change.artifact is not None:
@@ -170,26 +161,26 @@ class LocalHub:
 
     def _write(self, change: Change) -> None:
         if change.parent != _token(_current(self.root)):
-            raise StaleRevision.for_hub(self.title)
+            raise errors.StaleRevision.for_hub(self.title)
         if change.artifact is not None:
             self._place(change.artifact, change.files)
         for name in sorted(change.root.keys() - {INDEX_NAME, TIMESTAMP_NAME}):
             durable.replace_file(self.root / name, change.root[name])
         index = change.root.get(INDEX_NAME)
         if index is not None and not _write_index(self.root, change.parent, index):
-            raise StaleRevision.for_hub(self.title, placed=change.artifact is not None)
+            raise errors.StaleRevision.for_hub(self.title, placed=change.artifact is not None)
         if (stamp := change.root.get(TIMESTAMP_NAME)) is not None:  # by who has the turn alone
             durable.replace_file(self.root / TIMESTAMP_NAME, stamp)
 
     def _place(self, artifact: ArtifactId, files: Mapping[str, bytes]) -> None:
         if any(other.key == artifact.key for other in self._listed()):
-            raise StaleRevision.for_hub(self.title)
+            raise errors.StaleRevision.for_hub(self.title)
         model = self.root / artifact.model
         durable.make_folders(model)
         with durable.staged_folder(self.root) as staged:
             durable.write_files(staged, files)
             if not durable.move_into_place(staged, model / artifact.tag):
-                raise StaleRevision.for_hub(self.title)
+                raise errors.StaleRevision.for_hub(self.title)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -198,7 +189,7 @@ class LocalHub:
         descriptor = os.open(self.root / _LOCK_NAME, flags, 0o666)
         with durable.held_descriptor(descriptor, timeout=_LOCK_SECONDS) as state:
             if state == "late":
-                raise StorageError(
+                raise errors.StorageError(
                     f"another process has been writing to {self.title} for {_LOCK_SECONDS} s.",
                     hint="nothing was written; run it again when the other one is done",
                 )
@@ -213,7 +204,7 @@ class LocalHub:
         parts = (check_part(artifact.model), check_part(artifact.tag))
         folder = durable.refuse_links(self.root, *parts)
         if not folder.exists():
-            raise ArtifactNotFound(
+            raise errors.ArtifactNotFound(
                 f"{artifact} is not on {self.name}.",
                 hint=f"see what is there: oscar-zoo list --hub {self.name}",
             )
@@ -245,7 +236,7 @@ def _plain_files(folder: Path) -> list[str]:
             continue
         durable.refuse_links(folder, entry.name)
         if not _is_safe(entry.name):
-            raise MalformedFile(
+            raise errors.MalformedFile(
                 "file.name",
                 f"{folder} has a file with the name {entry.name[:120]!r}.",
                 hint="rename or remove it",
@@ -258,7 +249,7 @@ def _plain_files(folder: Path) -> list[str]:
 def _is_safe(name: str) -> bool:
     try:
         check_part(name)
-    except InvalidName:
+    except errors.InvalidName:
         return False
     return True
 
@@ -333,5 +324,5 @@ def _claim(root: Path, index: bytes | None) -> Path:
 def _read(path: Path) -> bytes | None:
     try:
         return read_file(path, max_bytes=MAX_ROOT_BYTES)
-    except PathNotFound:
+    except errors.PathNotFound:
         return None

@@ -35,27 +35,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.strict_json import Json
-from oscar_zoo.errors import (
-    ConflictError,
-    DigestMismatchError,
-    Forbidden,
-    HubTimeout,
-    HubUnreachable,
-    LoginRequired,
-    MalformedFile,
-    MissingDependency,
-    NetworkError,
-    NotFoundError,
-    OscarZooError,
-    RateLimited,
-    RepositoryNotFound,
-    RevisionNotFound,
-    StaleRevision,
-    UsageError,
-)
 from oscar_zoo.registry.hubs.base import (
     CARD_NAME,
     Change,
@@ -155,7 +138,7 @@ class ModelScopeHub(RemoteHub):
             refusal = refused
         if refusal.is_missing:
             text = f"{self.title} lists {file.path}, but does not have it."
-            raise NotFoundError(text, hint="tell its owner")
+            raise errors.NotFoundError(text, hint="tell its owner")
         raise refusal.as_error(self.title, doing="reading")
 
     def create(self) -> None:
@@ -165,11 +148,11 @@ class ModelScopeHub(RemoteHub):
     def write(self, change: Change) -> Commit:
         if change.propose:
             text = f"{self.title} takes no proposals."
-            raise UsageError(text, hint="publish without --create-pr")
+            raise errors.UsageError(text, hint="publish without --create-pr")
         before = self._find(BRANCH)[1]
         new = change.paths.keys() - change.root.keys()
         if change.parent not in (None, before.revision) or not new.isdisjoint(before.files):
-            raise StaleRevision.for_hub(self.title)
+            raise errors.StaleRevision.for_hub(self.title)
         with self._client() as api:
             made = self.send(api, change.paths, change.message)
         self._last = after = self._find(BRANCH)[1]
@@ -182,7 +165,7 @@ class ModelScopeHub(RemoteHub):
         with self._client() as api:  # a tag of that name, wherever it is, stays as it is
             self._make(partial(api.create_repo_tag, self.repo, "model", name, revision=at))
         if not self._find(name)[1].is_same(wanted):
-            raise ConflictError(
+            raise errors.ConflictError(
                 f"{self.title} has the tag {name} on another commit.",
                 hint="a tag is never moved; ask its owner",
             )
@@ -194,10 +177,10 @@ class ModelScopeHub(RemoteHub):
                 continue
             if there is not None and there.sha256 is not None and path not in change.root:
                 hint = "the hub changed it; tell its owner, and give the version another tag"
-                raise DigestMismatchError.for_content(
+                raise errors.DigestMismatchError.for_content(
                     f"{path} on {self.title}", want=want, got=there.sha256, hint=hint
                 )
-            raise NetworkError(
+            raise errors.NetworkError(
                 f"{self.title} took the change, but does not have {path} as it was sent.",
                 hint="somebody else may have written at the same time: run it again, which is safe",
             )
@@ -208,12 +191,12 @@ class ModelScopeHub(RemoteHub):
         for site in sites:
             try:
                 listing = self._ask(site, name)
-            except RepositoryNotFound:
+            except errors.RepositoryNotFound:
                 if site is sites[-1]:
                     raise
                 continue
             if name != revision and listing.revision != revision:
-                raise RevisionNotFound.for_hub(self.title, revision)
+                raise errors.RevisionNotFound.for_hub(self.title, revision)
             self._home = site
             return site, listing
         raise AssertionError
@@ -229,7 +212,7 @@ class ModelScopeHub(RemoteHub):
         if refusal.is_empty and name == BRANCH:  # nothing was committed yet
             return Listing(name, None, {})
         if refusal.is_missing and name != BRANCH and (refusal.is_empty or self._exists(site)):
-            raise RevisionNotFound.for_hub(self.title, name)
+            raise errors.RevisionNotFound.for_hub(self.title, name)
         raise refusal.as_error(self.title, doing="reading")
 
     def _exists(self, site: Transport) -> bool:
@@ -245,17 +228,17 @@ class ModelScopeHub(RemoteHub):
         site, token = self._home or self._sites[0], _token()
         if token is None or site is not self._sites[0]:
             text = f"{self.title} takes changes with a token only."
-            raise LoginRequired(text, hint=_TOKEN_HINT)
+            raise errors.LoginRequired(text, hint=_TOKEN_HINT)
         log = logging.getLogger("modelscope_hub")
         if not log.handlers:  # else it makes one, which writes to stderr
             log.addHandler(logging.NullHandler())
         try:
             from modelscope_hub import HubApi, HubConfig
         except ImportError:
-            raise MissingDependency.for_extra("modelscope-hub", "modelscope") from None
+            raise errors.MissingDependency.for_extra("modelscope-hub", "modelscope") from None
         if not _origin(site.endpoint).is_private:
             text = f"{self.title} has an address without encryption; no token is sent there."
-            raise UsageError(text, hint="use https")
+            raise errors.UsageError(text, hint="use https")
         with tempfile.TemporaryDirectory(prefix="oscar-zoo-", ignore_cleanup_errors=True) as folder:
             own = {"config_dir": Path(folder), "cache_dir": Path(folder)}
             api = HubApi(HubConfig(endpoint=site.endpoint, token=token, **own))
@@ -288,7 +271,7 @@ class ModelScopeHub(RemoteHub):
         home, target = _origin(api.legacy.endpoint), _origin(address)
         if not target.is_private:
             cause = "it wants files at an address without encryption"
-            raise HubUnreachable.for_hub(self.title, cause)
+            raise errors.HubUnreachable.for_hub(self.title, cause)
         domain = "." + home.host.removeprefix("www.")
         below = target.scheme == "https" and target.host.endswith(domain)
         headers = {} if target == home or below else {"Authorization": None, "Cookie": None}
@@ -309,16 +292,16 @@ class ModelScopeHub(RemoteHub):
         from modelscope_hub.errors import HubError
 
         seconds = max(_ANSWER_SECONDS, least)
-        late = HubTimeout.for_hub(self.title, f"did not finish within {seconds:.0f} s")
+        late = errors.HubTimeout.for_hub(self.title, f"did not finish within {seconds:.0f} s")
         try:
             return within(seconds, call, error=lambda: late)
-        except OscarZooError:
+        except errors.OscarZooError:
             raise
         except HubError as error:
             failure = _failure(error, self.title)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             cause = "its client does not understand the answer"
-            failure = HubUnreachable.for_hub(self.title, cause)
+            failure = errors.HubUnreachable.for_hub(self.title, cause)
         raise failure
 
 
@@ -339,18 +322,18 @@ def _configured_endpoint() -> str | None:
     return None
 
 
-def _failure(error: Any, title: str) -> OscarZooError:
-    from modelscope_hub import errors
+def _failure(error: Any, title: str) -> errors.OscarZooError:
+    from modelscope_hub import errors as theirs
 
     status = getattr(error, "status_code", None)
-    if isinstance(error, errors.RateLimitError):
-        return RateLimited.for_hub(title, getattr(error, "retry_after", None))
-    if isinstance(error, errors.RequestTimeoutError):
-        return HubTimeout.for_hub(title, "did not answer in time")
+    if isinstance(error, theirs.RateLimitError):
+        return errors.RateLimited.for_hub(title, getattr(error, "retry_after", None))
+    if isinstance(error, theirs.RequestTimeoutError):
+        return errors.HubTimeout.for_hub(title, "did not answer in time")
     if isinstance(status, int):
         code = code_in(getattr(error, "response_body", None))
         return Refused(status, code, sent_token=True).as_error(title, doing="writing")
-    return HubUnreachable.for_hub(title, "the connection broke off")
+    return errors.HubUnreachable.for_hub(title, "the connection broke off")
 
 
 def _action(path: str, data: bytes) -> dict[str, object]:
@@ -388,22 +371,24 @@ class Refused(Exception):
         self.is_missing = status == 404 and code != _NO_ACCESS
         self.is_empty = status == 404 and code == _NO_TREE
 
-    def as_error(self, title: str, *, doing: str) -> OscarZooError:
+    def as_error(self, title: str, *, doing: str) -> errors.OscarZooError:
         """What to tell the user, without a word of the hub: its messages are long, Chinese, and not
         to be trusted."""
         no_access = self.status == 404 and self.code == _NO_ACCESS
         if self.sent_token and (self.status == 401 or self.code == _BAD_TOKEN):
-            return LoginRequired(f"{title} refused the token.", hint=_TOKEN_HINT)
+            return errors.LoginRequired(f"{title} refused the token.", hint=_TOKEN_HINT)
         if self.status == 401 or (no_access and not self.sent_token):
-            return LoginRequired(f"{title} does not exist, or is private.", hint=_IF_PRIVATE)
+            return errors.LoginRequired(f"{title} does not exist, or is private.", hint=_IF_PRIVATE)
         if self.status == 403 or no_access:
-            return Forbidden.for_hub(title, doing)
+            return errors.Forbidden.for_hub(title, doing)
         if self.status == 404:
-            return RepositoryNotFound(f"{title} does not exist, or is private.", hint=_IF_PRIVATE)
+            return errors.RepositoryNotFound(
+                f"{title} does not exist, or is private.", hint=_IF_PRIVATE
+            )
         if self.status == 409 or self.code == _BRANCH_MOVED:
-            return StaleRevision.for_hub(title)
+            return errors.StaleRevision.for_hub(title)
         code = "" if self.code is None else f", code {self.code}"
-        return HubUnreachable.for_hub(title, f"it answers with status {self.status}{code}")
+        return errors.HubUnreachable.for_hub(title, f"it answers with status {self.status}{code}")
 
 
 @dataclass(frozen=True)
@@ -442,7 +427,7 @@ def code_in(body: Any) -> int | None:
     if isinstance(body, bytes):
         try:
             body = strict_json.loads(body, what="the answer")
-        except MalformedFile:
+        except errors.MalformedFile:
             return None
     code = body.get("Code") if isinstance(body, dict) else None
     return code if type(code) is int else None
@@ -451,24 +436,24 @@ def code_in(body: Any) -> int | None:
 def data_in(body: bytes, title: str) -> Json:
     try:
         envelope = strict_json.loads(body, what="the answer", max_bytes=MAX_LISTING_BYTES)
-    except MalformedFile as error:
+    except errors.MalformedFile as error:
         cause = f"its answer is no JSON of its own ({error.reason})"
-        raise HubUnreachable.for_hub(title, cause) from None
+        raise errors.HubUnreachable.for_hub(title, cause) from None
     found = envelope if isinstance(envelope, dict) else {}
     if found.get("Success") is False or found.get("Code", 200) != 200:
         raise Refused(200, code_in(found), sent_token=False)
     if "Data" not in found:
-        raise HubUnreachable.for_hub(title, "its answer has no envelope")
+        raise errors.HubUnreachable.for_hub(title, "its answer has no envelope")
     return found["Data"]
 
 
 def parse_listing(data: Json, name: str, title: str) -> Listing:
     entries = (data["Files"] or []) if isinstance(data, dict) and "Files" in data else None
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
-        raise HubUnreachable.for_hub(title, "its answer is no listing")
+        raise errors.HubUnreachable.for_hub(title, "its answer is no listing")
     if len(entries) >= MAX_ENTRIES:
         cause = f"it lists {len(entries):,} files and folders, and may leave out others"
-        raise HubUnreachable.for_hub(title, cause)
+        raise errors.HubUnreachable.for_hub(title, cause)
     files = (_file(entry, title) for entry in entries if entry.get("Type") != "tree")
     commit = name if is_commit(name) else _commit(data.get("LatestCommitter"), entries)
     return Listing(name, commit, by_path(title, files))
@@ -479,7 +464,7 @@ def _file(entry: Mapping[str, Json], title: str) -> HubFile:
     if sha256 is not None:
         sha256 = sha256.lower() if isinstance(sha256, str) else ""
         if _SHA256.fullmatch(sha256) is None:
-            raise HubUnreachable.for_hub(title, "its listing has a sha256 that is none")
+            raise errors.HubUnreachable.for_hub(title, "its listing has a sha256 that is none")
     return listed_file(title, entry.get("Path"), entry.get("Size"), sha256=sha256)
 
 

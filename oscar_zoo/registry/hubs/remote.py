@@ -19,23 +19,11 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from oscar_zoo import paths
+from oscar_zoo import errors, paths
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import mistaken_content, read_file, sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, check_part
 from oscar_zoo.artifact.strict_json import Json
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    ForeignFolder,
-    HubUnreachable,
-    InvalidName,
-    MalformedFile,
-    NotFoundError,
-    OscarZooError,
-    StaleRevision,
-    UsageError,
-)
 from oscar_zoo.registry.hubs.base import (
     MAX_ROOT_BYTES,
     Change,
@@ -137,7 +125,7 @@ class RemoteHub(ABC):
             if owner == artifact
         ]
         if not found:
-            raise ArtifactNotFound(
+            raise errors.ArtifactNotFound(
                 f"{artifact} is not on {self.title}.",
                 hint=f"see what is there: oscar-zoo list --hub {self.name}",
             )
@@ -150,7 +138,7 @@ class RemoteHub(ABC):
         file = self._listing().get(full)
         if file is None:
             self.files(artifact)
-            raise NotFoundError(
+            raise errors.NotFoundError(
                 f"{artifact} on {self.title} has no file {path}.", hint="its owner removed it"
             )
         size = file.size
@@ -168,14 +156,14 @@ class RemoteHub(ABC):
 
     def commit(self, change: Change) -> Commit:
         if self._asked is not None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self.name} is a view of one revision.", hint=f"publish to {self.plain_name}"
             )
         if change.artifact is not None and change.parent is not None:
             key = change.artifact.key
             view = self if change.parent == self._pinned else self.at(change.parent)
             if any(there.key == key for there in view.artifacts()):
-                raise StaleRevision(
+                raise errors.StaleRevision(
                     f"{change.artifact} is already on {self.title}.", hint="versions never change"
                 )
         return self.write(change)
@@ -208,21 +196,21 @@ class RemoteHub(ABC):
     ) -> bytes:
         """One file. A copy that differs from the listing is fetched once more, then refused."""
         if file.size > limit:
-            raise MalformedFile(
+            raise errors.MalformedFile(
                 "file.size",
                 f"{file.path} on {self.title} has {file.size:,} bytes, at most {limit:,} are read.",
             )
         for last in (False, True):
             try:
                 data = self.read(self.revision, file, limit=file.size, progress=progress)
-            except MalformedFile:
+            except errors.MalformedFile:
                 if last:
                     raise
                 continue
             wrong = difference(file, data)
             if wrong is None:
                 return data
-        raise DigestMismatchError(
+        raise errors.DigestMismatchError(
             f"{file.path} on {self.title} {wrong}.",
             hint="the hub or something on the way changed it; try again later",
         )
@@ -250,7 +238,7 @@ def difference(file: HubFile, data: bytes) -> str | None:
 
 def listed_file(title: str, path: Json, size: Json, **digests: Json) -> HubFile:
     if type(path) is not str or type(size) is not int or size < 0:
-        raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
+        raise errors.HubUnreachable.for_hub(title, "its listing has a file without path or size")
     return HubFile(path, size, digests.get("sha256"), digests.get("git_oid"))
 
 
@@ -258,7 +246,7 @@ def by_path(title: str, files: Iterable[HubFile]) -> dict[str, HubFile]:
     found: dict[str, HubFile] = {}
     for file in files:
         if found.setdefault(file.path, file) is not file:
-            raise HubUnreachable.for_hub(title, "its listing names a file twice")
+            raise errors.HubUnreachable.for_hub(title, "its listing names a file twice")
     return found
 
 
@@ -272,7 +260,7 @@ def _place(path: str) -> tuple[ArtifactId | None, str]:
     try:
         for part in parts:
             check_part(part)
-    except InvalidName:
+    except errors.InvalidName:
         return None, path
     return (ArtifactId(parts[0], parts[1]), parts[2]) if len(parts) == 3 else (None, path)
 
@@ -372,7 +360,7 @@ def _read(place: Path, root: Path, revision: str, name: str) -> bytes | None:
         return None
     try:
         stored = read_file(place, max_bytes=MAX_FILE_BYTES + 1024)
-    except OscarZooError:
+    except errors.OscarZooError:
         return None
     head, _, data = stored.partition(b"\n")
     return data if head + b"\n" == _header(revision, name, data) else None
@@ -386,7 +374,7 @@ def _is_ours(place: Path, root: Path) -> bool:
     """Whether nobody else could have written `place`; raises where `root` is another user's."""
     try:
         durable.check_private(*_above(place, root))
-    except ForeignFolder:
+    except errors.ForeignFolder:
         raise
     except OSError:
         return False
