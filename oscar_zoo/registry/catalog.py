@@ -238,15 +238,14 @@ def packaged_digests() -> KnownDigests:
 KEYS_NAME: Final = "trusted_keys.json"
 """Name of the file in the package `oscar_zoo.manifests`."""
 TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
-_Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+Moment = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 
 
-class TrustedKey(Spec):
-    """One public key, DER in base64, and when it is no longer trusted, RFC 3339 UTC."""
+class PublicKey(Spec):
+    """A public key, DER in base64, and until when it counts, RFC 3339 UTC."""
 
-    owner: Text
     key: Text
-    expires: _Time | None = None
+    expires: Moment | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -258,10 +257,13 @@ class TrustedKey(Spec):
         return base64.b64decode(self.key, validate=True)
 
     @property
-    def until(self) -> datetime | None:
-        if self.expires is None:
-            return None
-        return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
+    def until(self) -> datetime:
+        time = datetime.strptime(self.expires, TIME_FORMAT) if self.expires else datetime.max
+        return time.replace(tzinfo=UTC)
+
+
+class TrustedKey(PublicKey):
+    owner: Text
 
 
 class TrustedKeys(Document):

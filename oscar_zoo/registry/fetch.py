@@ -292,11 +292,7 @@ class PullJob:
             )
             stored = self.store.intact(known if same else None)
             signature = None if stored is None else self._signature_of(stored, hub.name, view.key)
-            if (
-                stored
-                and signature
-                and (signature.state == "valid" or not self.signing.require_signature)
-            ):
+            if stored and signature and self._will_do(signature):
                 result = _present(stored, hub.name, signature, offer.warnings)
             else:
                 with self._at_pinned_commit(hub):

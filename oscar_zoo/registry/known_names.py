@@ -197,7 +197,7 @@ def _warnings(
 def _index(source: str, *, ask: bool) -> Index:
     """The last known index of the hub `source`; an empty one where none can be had."""
     documents: list[bytes | None] = []
-    with contextlib.suppress(OscarZooError):  # it may have been a hub of another time
+    with contextlib.suppress(OscarZooError, OSError):  # it may be a hub of another time
         hub = address.open_hub(source)
         if isinstance(hub, RemoteHub):
             age = hub.cache.seconds_since_answer()

@@ -97,8 +97,8 @@ class Measured(Spec):
         facts |= _perplexity_facts(found.get(PERPLEXITY))
         recall = found.get(RECALL)
         if recall is not None and recall.baseline is not None:
-            facts["recall"] = _share(recall.value)
-            facts["recall_bf16"] = _share(recall.baseline.value)
+            both = {"recall": recall.value, "recall_bf16": recall.baseline.value}
+            facts |= {name: None if said is None else said / 100 for name, said in both.items()}
         return cls.from_json(facts)
 
     @classmethod
@@ -200,10 +200,6 @@ def _perplexity_facts(score: Score | None) -> dict[str, float | None]:
         "change_percent": 100 * (score.value / base - 1),
         "change_stderr": None if width is None else width / _STDERRS / base,
     }
-
-
-def _share(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -366,14 +366,8 @@ def publish_on(
     already = made_change is None or made_change.artifact is None
     entry = state.index.entry(version.id)
     adds = entry is not None and merged(entry.scores, made.scores) != entry.scores
-    result = PublishResult(
-        hub.name,
-        version.id,
-        version.digest,
-        already,
-        made.verified,
-        scores_updated=already and adds,
-    )
+    about = hub.name, version.id, version.digest, already, made.verified
+    result = PublishResult(*about, scores_updated=already and adds)
     if dry_run:
         tag = None if propose else tag_name(hub, version.id)
         return replace(result, plan=_plan(made_change, tag, state))
@@ -383,7 +377,10 @@ def publish_on(
     if not already:
         check_arrived(hub, version, made.beside)
     tag, failed = put_tag(hub, version, commit.revision)
-    told = (failed, _not_signed(hub, made) if already else None, _left_alone(state.card))
+    told = [failed, _not_signed(hub, made) if already else None]
+    if is_damaged(state.card):
+        markers = f"{BEGIN.decode()} and {END.decode()}"
+        told.append(f"{CARD_NAME} was left as it is: its lines {markers} do not match.")
     warnings = tuple(text for text in told if text)
     return replace(result, revision=commit.revision, tag=tag, warnings=warnings)
 
@@ -403,18 +400,8 @@ def _not_signed(hub: Hub, made: Publishable) -> str | None:
         return None
     listed = {file.path: file.size for file in hub.files(made.id)}.get(SIGNATURE_NAME)
     seen = "without a signature" if listed is None else "with another signature"
-    if listed == len(made.signature):
-        there = hub.fetch(made.id, SIGNATURE_NAME, limit=listed)
-        if there == made.signature:
-            return None
-    return (
-        f"{made.id} was published {seen}, and a published version never changes: publish it under"
-        " another tag to sign it."
-    )
-
-
-def _left_alone(card: bytes | None) -> str | None:
-    if not is_damaged(card):
+    same_size = listed == len(made.signature)
+    if same_size and hub.fetch(made.id, SIGNATURE_NAME, limit=listed or 0) == made.signature:
         return None
-    markers = f"{BEGIN.decode()} and {END.decode()}"
-    return f"{CARD_NAME} was left as it is: its lines {markers} do not match."
+    never = "and a published version never changes: publish it under another tag to sign it."
+    return f"{made.id} was published {seen}, {never}"

@@ -15,10 +15,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
@@ -27,7 +27,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Document, Hex64, Text
 from oscar_zoo.registry import signatures
-from oscar_zoo.registry.catalog import TIME_FORMAT, Catalog
+from oscar_zoo.registry.catalog import TIME_FORMAT, Catalog, Moment, PublicKey
 from oscar_zoo.registry.hubs.base import TIMESTAMP_NAME
 from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.pins import Pin, PinFile
@@ -160,7 +160,7 @@ LIFETIME = timedelta(days=90)
 """How long a timestamp is valid; every command that writes with the key renews it."""
 
 
-class Timestamp(Document):
+class Timestamp(Document, PublicKey):
     """Which index is in force, and until when. `signature` is of all other fields in canonical
     JSON, base64 as the public `key` is."""
 
@@ -169,14 +169,8 @@ class Timestamp(Document):
     schema_: Literal["oscar-zoo.timestamp/1"] = Field(alias="schema")
     serial: Annotated[int, Field(ge=0, lt=1 << 53)]
     index_sha256: Hex64
-    expires: Text
-    key: Text
+    expires: Moment
     signature: Text
-
-    @model_validator(mode="after")
-    def _readable(self) -> Self:
-        self.until, self.public  # noqa: B018  (they raise a ValueError, as validators do)
-        return self
 
     @classmethod
     def of(cls, index: bytes, serial: int, key: SigningKey) -> Self:
@@ -195,14 +189,6 @@ class Timestamp(Document):
     def signed_bytes(self) -> bytes:
         value = self.model_dump(mode="json", by_alias=True, exclude={"signature"})
         return strict_json.canonical_bytes(value)
-
-    @property
-    def until(self) -> datetime:
-        return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
-
-    @property
-    def public(self) -> bytes:
-        return base64.b64decode(self.key, validate=True)
 
     @property
     def fingerprint(self) -> str:

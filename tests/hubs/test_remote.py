@@ -89,7 +89,7 @@ class FakeHub(RemoteHub):
             progress(len(data))
         return data
 
-    def create(self, *, private: bool = False) -> None: ...
+    def create(self) -> None: ...
 
     def write(self, change: Change) -> Commit:
         self.source.changes.append(change)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -282,9 +283,7 @@ class MetadataCache:
         self._folder = self._root / "hubs" / sha256_hex(key.encode())[:16]
 
     def copies(self, path: str) -> tuple[bytes, ...]:
-        name = kept_name(path)
-        found = [_read(commit / name, self._root, commit.name, name) for commit in self._commits()]
-        return tuple(data for data in found if data is not None)
+        return tuple(_copies(self._folder, self._root, path))
 
     def note_answer(self) -> None:
         with contextlib.suppress(OSError):
@@ -298,11 +297,6 @@ class MetadataCache:
             return max(0.0, time.time() - (self._folder / _ANSWERED).stat().st_mtime)
         except OSError:
             return None
-
-    def _commits(self) -> list[Path]:
-        with contextlib.suppress(OSError):
-            return [entry for entry in self._folder.iterdir() if is_commit(entry.name)]
-        return []
 
     def once(self, revision: str, name: str, fetch: Callable[[], bytes]) -> bytes:
         place = self._folder / revision / name
@@ -325,21 +319,28 @@ class MetadataCache:
             durable.make_folders(place.parent, mode=0o700)
             durable.replace_file(place, content, mode=0o600)
             durable.sweep(self._folder / revision)
-            for old in _newest_first(self._commits())[MAX_COMMITS:]:
+            commits = (entry for entry in self._folder.iterdir() if is_commit(entry.name))
+            for old in _newest_first(commits)[MAX_COMMITS:]:
                 if old.name != revision:
                     durable.remove_tree(old)
 
 
 def newest_files(path: str) -> list[bytes]:
     """The file `path` as it was last seen on every hub of which one is kept; asks no hub."""
-    root, name = paths.cache_dir(), kept_name(path)
-    found = []
+    root, found = paths.cache_dir(), list[bytes]()
     with contextlib.suppress(OSError):
         for hub in sorted((root / "hubs").iterdir()):
-            commits = [place.parents[1] for place in _newest_first(hub.glob(f"*/{name}"))]
-            kept = (_read(commit / name, root, commit.name, name) for commit in commits)
-            found += [data for data in kept if data is not None][:1]
+            found += itertools.islice(_copies(hub, root, path), 1)
     return found
+
+
+def _copies(folder: Path, root: Path, path: str) -> Iterator[bytes]:
+    """The file `path` at every commit that is kept of a hub, the newest first."""
+    name = kept_name(path)
+    for place in _newest_first(folder.glob(f"*/{name}")):
+        data = _read(place, root, place.parents[1].name, name)
+        if data is not None:
+            yield data
 
 
 def kept_name(path: str) -> str:
