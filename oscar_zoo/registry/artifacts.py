@@ -16,25 +16,13 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry import targets
 from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import find_stored, stored_reference
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.store import Store, StoredArtifact
-from oscar_zoo.registry.targets import (
-    ModelChoice,
-    ModelTarget,
-    NameTarget,
-    PathTarget,
-    Target,
-    check_made_for,
-    computing,
-    looking_up,
-    model_to_compute,
-    refusal,
-    tell_of_folder,
-)
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.verify import check_one, one_artifact, verify_stored
 
@@ -75,7 +63,7 @@ class Artifact:
     first_use: bool = False
     warnings: tuple[str, ...] = ()
     outcome: Verified | None = field(default=None, compare=False)
-    asked_by: ModelChoice | None = field(default=None, compare=False)
+    asked_by: targets.ModelChoice | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"Artifact({self.id or self.label!r}, {self.digest[:19]!r}, path={str(self.path)!r})"
@@ -129,24 +117,28 @@ class Artifact:
         return verified.k, verified.v
 
 
-def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artifact:
+def open_artifact(target: targets.Target, sources: Sources, observer: Observer) -> Artifact:
     """Open what `target` means; a name that is not in the store is pulled first. A copy in the
     store is taken without a request, unless `sources` names hubs."""
-    if isinstance(target, PathTarget):
+    if isinstance(target, targets.PathTarget):
         return open_folder(one_artifact(target.path), observer)
     try:
         return open_named(target, sources, observer)
     except OscarZooError as error:
-        if isinstance(target, ModelTarget) and (choice := model_to_compute(target, error)):
-            tell_of_folder(target, error)
-            error.next_step = computing(choice, sources, offline=sources.offline)
+        if isinstance(target, targets.ModelTarget) and (
+            choice := targets.model_to_compute(target, error)
+        ):
+            targets.tell_of_folder(target, error)
+            error.next_step = targets.computing(choice, sources, offline=sources.offline)
         raise
 
 
-def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Observer) -> Artifact:
+def open_named(
+    target: targets.ModelTarget | targets.NameTarget, sources: Sources, observer: Observer
+) -> Artifact:
     store, reference = Store(), target.reference
     prefer_installed = not sources.named
-    with looking_up(target, observer):
+    with targets.looking_up(target, observer):
         if prefer_installed:
             reference = stored_reference(reference, store)
         job = PullJob(
@@ -160,11 +152,13 @@ def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Obs
             progress=lambda name, done, total: observer.advance(name, done, total, "bytes"),
         )
         result = job.pull()
-        choice = target.choice if isinstance(target, ModelTarget) else None
+        choice = target.choice if isinstance(target, targets.ModelTarget) else None
         return open_pulled(result, choice, observer)
 
 
-def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observer) -> Artifact:
+def open_pulled(
+    result: PullResult, choice: targets.ModelChoice | None, observer: Observer
+) -> Artifact:
     for text in result.notes:
         observer.note(Note("artifact.hub", text))
     for text in result.warnings:
@@ -173,7 +167,7 @@ def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observ
     opened = replace(pulled_artifact(result), outcome=outcome)
     if choice is None:
         return opened
-    check_made_for(choice, opened.manifest)
+    targets.check_made_for(choice, opened.manifest)
     return replace(opened, base_model=choice.source, asked_by=choice)
 
 
@@ -217,7 +211,7 @@ def open_folder(path: Path, observer: Observer) -> Artifact:
     """Open the artifact in the folder `path`, and tell its warnings."""
     if path.is_file():
         message = f"{path} is one file; a cache needs K and V."
-        raise refusal(path, UsageError(message, hint="give the folder that holds both"))
+        raise targets.refusal(path, UsageError(message, hint="give the folder that holds both"))
     verified = _verified(check_one(path), path_text(path))
     for text in verified.warnings:
         observer.note(warning_note(text))

@@ -129,17 +129,17 @@ _LIKE = 0.5
 
 
 def _alike(wanted: str, names: Iterable[str]) -> list[str]:
-    ranked = sorted(((_likeness(wanted, name), name) for name in names), reverse=True)
-    return [name for likeness, name in ranked if likeness >= _LIKE]
+    """Those of `names` that are like `wanted`, best first: by the share of letters in common, and
+    by more the closer one is to the same text."""
 
+    def likeness(name: str) -> float:
+        letters = difflib.SequenceMatcher(None, wanted, name).ratio()
+        asked, has = set(wanted.split("-")), set(name.split("-"))
+        closer = [name.startswith(wanted), wanted in name, asked <= has, has <= asked, True]
+        return letters + (4 - closer.index(True) if wanted else 0)
 
-def _likeness(wanted: str, name: str) -> float:
-    """How well `name` fits what somebody typed: the share of letters in common, and more the closer
-    it is to the same text."""
-    letters = difflib.SequenceMatcher(None, wanted, name).ratio()
-    asked, has = set(wanted.split("-")), set(name.split("-"))
-    closer = [name.startswith(wanted), wanted in name, asked <= has, has <= asked, True]
-    return letters + (4 - closer.index(True) if wanted else 0)
+    ranked = sorted(((likeness(name), name) for name in names), reverse=True)
+    return [name for share, name in ranked if share >= _LIKE]
 
 
 def recipe_for(model: str) -> ModelRecipe | None:

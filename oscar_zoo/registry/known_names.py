@@ -112,9 +112,7 @@ def stored_reference(reference: Reference, store: Store) -> Reference:
 
 
 def _once(ids: Iterable[ArtifactId]) -> list[ArtifactId]:
-    found: dict[str, ArtifactId] = {}
-    for version in ids:
-        found.setdefault(version.key, version)
+    found = {version.key: version for version in reversed([*ids])}
     return [found[key] for key in sorted(found)]
 
 

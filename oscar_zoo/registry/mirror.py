@@ -19,18 +19,8 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Digest, says
 from oscar_zoo.errors import DigestMismatchError, MalformedFile, UsageError
 from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.registry import changes
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.changes import (
-    HubState,
-    Version,
-    apply_change,
-    check_arrived,
-    check_online,
-    placed,
-    put_tag,
-    read_state,
-    tidy,
-)
 from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.base import Change, Hub, Progress, is_commit
@@ -86,8 +76,8 @@ def run(
             hint=f"see them: oscar-zoo list --hub {params.source}",
         )
     source, target = address.open_hub(params.source), address.open_hub(params.target)
-    check_online(source)
-    check_online(target)
+    changes.check_online(source)
+    changes.check_online(target)
 
     def tell(result: MirrorResult) -> None:
         observer.begin((), timed=False)
@@ -144,14 +134,14 @@ def copy_all(
         raise UsageError(
             f"{source.title} cannot be mirrored to itself.", hint="name another target"
         )
-    state = HubState.read(source)
+    state = changes.HubState.read(source)
     chosen = dict.fromkeys(artifact for name in names for artifact in state.named(name))
     view = HubView(source, Catalog.packaged(), state.index)
     results, versions = [], []
     for artifact in chosen if names else state.artifacts:
-        version = Version.on(source, artifact)
-        before = read_state(target, create=create, dry_run=dry_run)
-        copy = partial(placed, version=version, like=_source_entry(view, version))
+        version = changes.Version.on(source, artifact)
+        before = changes.read_state(target, create=create, dry_run=dry_run)
+        copy = partial(changes.placed, version=version, like=_source_entry(view, version))
         change = copy(before, files={})
         new = change is not None and change.artifact is not None
         if change is None or dry_run:
@@ -164,10 +154,10 @@ def copy_all(
         versions.append(version)
         told(result)
     if not (dry_run or propose):
-        tidy(target)
+        changes.tidy(target)
         target.refresh()  # what both list is compared from one fresh answer
         for version in versions:
-            there = Version.on(target, version.id)
+            there = changes.Version.on(target, version.id)
             if version.changed_files(there):
                 raise DigestMismatchError.for_content(
                     f"{version.id} on {target.title}",
@@ -179,7 +169,7 @@ def copy_all(
 
 def _copied(
     view: HubView,
-    version: Version,
+    version: changes.Version,
     target: Hub,
     copy: Callable[..., Change | None],
     create: bool,
@@ -199,27 +189,27 @@ def _copied(
     except MalformedFile as error:
         text = f"the signature of {offer.id.reference} was left out: {error.message}"
         warnings = (text, *warnings)
-    fetched = Version.of(version.id, files)
+    fetched = changes.Version.of(version.id, files)
     if fetched != version:
         raise DigestMismatchError.for_content(
             str(version.id), want=version.digest, got=fetched.digest
         )
     change = partial(copy, files=files | beside, propose=propose, verb="Mirror")
-    written, commit, _ = apply_change(target, change, create=create)
+    written, commit, _ = changes.apply_change(target, change, create=create)
     outcome: Outcome = "copied"
     if commit.proposal is not None:
         outcome = "proposed"
     elif written is None or written.artifact is None:
         outcome = "already there"
     else:
-        check_arrived(target, version, beside)
-        _, failed = put_tag(target, version, commit.revision)
+        changes.check_arrived(target, version, beside)
+        _, failed = changes.put_tag(target, version, commit.revision)
         warnings = (*warnings, failed) if failed else warnings
     size = sum(file.size for file in version.payload)
     return MirrorResult(version.id, version.digest, outcome, size, commit.proposal, warnings)
 
 
-def _source_entry(view: HubView, version: Version) -> IndexEntry:
+def _source_entry(view: HubView, version: changes.Version) -> IndexEntry:
     """What the target's index says of a copy: what the source says, and where the source is."""
     entry = view.index.entry(version.id)
     if entry is not None and entry.digest != version.digest:

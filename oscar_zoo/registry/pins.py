@@ -176,15 +176,13 @@ def _home() -> Path:
 
 
 def same_hub(one: str, two: str) -> bool:
-    return _without_revision(one) == _without_revision(two)
+    """Whether two names mean one hub, whatever revision was asked for."""
+    named = (h.partition("@")[0].casefold() if address.is_remote(h) else h for h in (one, two))
+    return len(set(named)) == 1
 
 
 def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _without_revision(hub: str) -> str:
-    return hub.partition("@")[0].casefold() if address.is_remote(hub) else hub
 
 
 def _means(pin: Pin, reference: Reference, folder: str) -> bool:

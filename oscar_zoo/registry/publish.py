@@ -25,22 +25,9 @@ from oscar_zoo.artifact.specs import Geometry, Score
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.observer import SILENT, Note, Observer
-from oscar_zoo.registry import score_file, signatures
+from oscar_zoo.registry import changes, score_file, signatures
 from oscar_zoo.registry.card import BEGIN, END, is_damaged
 from oscar_zoo.registry.catalog import can_be_found, recipe_for
-from oscar_zoo.registry.changes import (
-    Failure,
-    HubState,
-    Version,
-    apply_change,
-    check_arrived,
-    placed,
-    put_tag,
-    read_state,
-    tag_name,
-    writable_hubs,
-    write_to_each,
-)
 from oscar_zoo.registry.hubs.base import CARD_NAME, INDEX_NAME, Change, Hub
 from oscar_zoo.registry.index import Accepted, Index
 from oscar_zoo.registry.measured import POOR_PERCENT, Measured, is_poor
@@ -114,7 +101,7 @@ class PublishReport:
             " missing."
         ),
     ]
-    error: Failure = None
+    error: changes.Failure = None
     schema: Literal["oscar-zoo.publish/1"] = "oscar-zoo.publish/1"
 
 
@@ -211,7 +198,7 @@ def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
     if params.sign and key is None:
         hint = f"export {signatures.VARIABLE}=zoo.pem"
         raise UsageError("no key to sign with is named.", hint=hint)
-    hubs = writable_hubs(params.hubs)
+    hubs = changes.writable_hubs(params.hubs)
     made = Publishable.read(folder, allow_warnings=params.allow_warnings, aliases=params.aliases)
     own = score_file.in_folder(folder)
     for path in ([own] if own.exists() else []) + [*params.scores]:
@@ -228,7 +215,7 @@ def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
         propose=params.create_pr,
         dry_run=params.dry_run,
     )
-    done, error = write_to_each(hubs, write, "Publishing to", observer)
+    done, error = changes.write_to_each(hubs, write, "Publishing to", observer)
     asked = any(one.task.startswith("gpqa") and one.reporter == "measured" for one in made.scores)
     could_answer = not (asked or imported or made.accepted)
     if error is None and could_answer and _is_large(made.manifest.model.geometry):
@@ -305,9 +292,9 @@ def _checked_quality(
     artifact that is somebody else's cannot be asked for measurements."""
     said = (Measured.of(made.manifest), Measured.of_scores(made.scores))
     figures = [one for one in said if one is not None]
-    changes = [one.change_percent for one in figures if one.change_percent is not None]
+    rises = [one.change_percent for one in figures if one.change_percent is not None]
     has_recall = any(one.recall is not None for one in figures)
-    tasks = (("perplexity", bool(changes)), ("recall", has_recall))
+    tasks = (("perplexity", bool(rises)), ("recall", has_recall))
     missing = [task for task, measured in tasks if not measured]
     name, accepted = made.id.reference, list[Accepted]()
     if missing and not imported:
@@ -318,10 +305,10 @@ def _checked_quality(
                 hint=f"{measure}{only} measures it; to publish it anyway: --unmeasured",
             )
         accepted.append("unmeasured")
-    if changes and is_poor(max(changes)):
+    if rises and is_poor(max(rises)):
         if not params.allow_poor:
             raise UsageError(
-                f"the perplexity of {name} is {max(changes):.1f} % above BF16, more than"
+                f"the perplexity of {name} is {max(rises):.1f} % above BF16, more than"
                 f" {POOR_PERCENT:g} %.",
                 hint=(
                     "let oscar-zoo compute choose the method, with more text; to publish it anyway:"
@@ -348,9 +335,9 @@ def publish_on(
     create: bool = False,
 ) -> PublishResult:
     """Publish a verified artifact on `hub`; with `propose` in a pull request, without a tag."""
-    version = Version.of(made.id, made.files)
+    version = changes.Version.of(made.id, made.files)
     change = partial(
-        placed,
+        changes.placed,
         version=version,
         files={**made.files, **made.beside},
         aliases=made.aliases,
@@ -359,24 +346,24 @@ def publish_on(
         propose=propose,
     )
     if dry_run:
-        state = read_state(hub, create=create, dry_run=True)
+        state = changes.read_state(hub, create=create, dry_run=True)
         made_change = change(state)
     else:
-        made_change, commit, state = apply_change(hub, change, create=create)
+        made_change, commit, state = changes.apply_change(hub, change, create=create)
     already = made_change is None or made_change.artifact is None
     entry = state.index.entry(version.id)
     adds = entry is not None and merged(entry.scores, made.scores) != entry.scores
     about = hub.name, version.id, version.digest, already, made.verified
     result = PublishResult(*about, scores_updated=already and adds)
     if dry_run:
-        tag = None if propose else tag_name(hub, version.id)
+        tag = None if propose else changes.tag_name(hub, version.id)
         return replace(result, plan=_plan(made_change, tag, state))
     if propose:
         where = commit.revision if already else None
         return replace(result, revision=where, proposal=commit.proposal)
     if not already:
-        check_arrived(hub, version, made.beside)
-    tag, failed = put_tag(hub, version, commit.revision)
+        changes.check_arrived(hub, version, made.beside)
+    tag, failed = changes.put_tag(hub, version, commit.revision)
     told = [failed, _not_signed(hub, made) if already else None]
     if is_damaged(state.card):
         markers = f"{BEGIN.decode()} and {END.decode()}"
@@ -385,7 +372,7 @@ def publish_on(
     return replace(result, revision=commit.revision, tag=tag, warnings=warnings)
 
 
-def _plan(change: Change | None, tag: str | None, state: HubState) -> PublishPlan:
+def _plan(change: Change | None, tag: str | None, state: changes.HubState) -> PublishPlan:
     serial = state.index.serial
     if change is None:
         return PublishPlan((), None, None, tag, serial)
