@@ -22,6 +22,7 @@ from oscar_zoo.artifact.outcome import Digest, says
 from oscar_zoo.errors import NotLocked, OscarZooError, UsageError
 from oscar_zoo.models.config_file import ConfigFile, check_cache
 from oscar_zoo.observer import SILENT, Observer, Silent
+from oscar_zoo.registry import targets
 from oscar_zoo.registry.arguments import command_line, option_words
 from oscar_zoo.registry.artifacts import Artifact, pulled_artifact
 from oscar_zoo.registry.changes import ErrorFacts, facts_of
@@ -33,18 +34,6 @@ from oscar_zoo.registry.params import PullParams
 from oscar_zoo.registry.pins import PinFile, project_root
 from oscar_zoo.registry.signatures import NOT_SIGNED
 from oscar_zoo.registry.store import Store, export
-from oscar_zoo.registry.targets import (
-    ComputeWish,
-    ModelChoice,
-    ModelTarget,
-    NameTarget,
-    check_made_for,
-    mention_namesake,
-    model_to_compute,
-    parse_named,
-    propose_computing,
-    tell_of_folder,
-)
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.view import every_version
 from oscar_zoo.verb import checked, shows
@@ -116,15 +105,15 @@ class PullReport:
 
 Again = Callable[..., str]
 """The command line that means the same, with options to add or to replace."""
-Instead = Callable[[ModelChoice, OscarZooError, Trust, Again], PullResult | Planned]
+Instead = Callable[[targets.ModelChoice, OscarZooError, Trust, Again], PullResult | Planned]
 """What becomes of a search that found nothing: the model that the name or the folder means, what
 the search said, the promises to keep, and the command line."""
 
 
 def name_computing(
-    choice: ModelChoice, error: OscarZooError, trust: Trust, again: Again
+    choice: targets.ModelChoice, error: OscarZooError, trust: Trust, again: Again
 ) -> PullResult | Planned:
-    propose_computing(choice, error, again)
+    targets.propose_computing(choice, error, again)
     raise error
 
 
@@ -134,20 +123,20 @@ def run(
     """Fetch, verify and keep every target, several at a time. What nobody has goes to `instead`,
     one after the other. The error of one of several targets is its result."""
     sources = Sources(params.hubs, offline=params.offline)
-    named = [parse_named(name) for name in params.names]
+    named = [targets.parse_named(name) for name in params.names]
     _check(params)
     trust = _trust(params)
     lock = trust.lock.path if trust.lock and not trust.lock.path.exists() else None
     if params.everything:
-        named = [NameTarget(str(name), name) for name in every_version(sources.hubs)]
-    once: dict[Reference, ModelTarget | NameTarget] = {}
+        named = [targets.NameTarget(str(name), name) for name in every_version(sources.hubs)]
+    once: dict[Reference, targets.ModelTarget | targets.NameTarget] = {}
     for target in named:
         once.setdefault(target.reference, target)
-    targets = list(once.values())
-    several = len(targets) > 1
-    calls = [partial(_one, params, sources, trust, observer, one, several) for one in targets]
+    wanted = list(once.values())
+    several = len(wanted) > 1
+    calls = [partial(_one, params, sources, trust, observer, one, several) for one in wanted]
     results = in_parallel(calls, workers=PARALLEL_ARTIFACTS)
-    for at, target in enumerate(targets):
+    for at, target in enumerate(wanted):
         results[at] = _settled(results[at], target, params, trust, observer, instead)
     observer.begin((), timed=False)
     errors = tuple(result for result in results if isinstance(result, OscarZooError))
@@ -229,7 +218,7 @@ def _check(params: PullParams) -> None:
     for text, contradicts in pairs.items():
         if contradicts:
             raise UsageError(text, hint="drop one of the two")
-    ComputeWish(params.compute, calib_data=params.calib_data).check()
+    targets.ComputeWish(params.compute, calib_data=params.calib_data).check()
     output = params.output
     if output and not params.dry_run and not (output.is_dir() and any(output.iterdir())):
         check_folder(output)
@@ -265,7 +254,7 @@ def _one(
     sources: Sources,
     trust: Trust,
     observer: Observer,
-    target: ModelTarget | NameTarget,
+    target: targets.ModelTarget | targets.NameTarget,
     several: bool,
 ) -> Result | OscarZooError:
     label = f"{target.reference.name.rsplit('/', 1)[-1]} " if several else ""
@@ -287,8 +276,8 @@ def _one(
         if params.dry_run:
             return _offered(job, params)
         result = job.pull()
-        if isinstance(target, ModelTarget):
-            check_made_for(target.choice, result.artifact.manifest)
+        if isinstance(target, targets.ModelTarget):
+            targets.check_made_for(target.choice, result.artifact.manifest)
         return _copied(result, params)
     except OscarZooError as error:
         return error
@@ -315,15 +304,15 @@ def _offered(job: PullJob, params: PullParams) -> Result:
 
 def _settled(
     result: Result | OscarZooError,
-    target: ModelTarget | NameTarget,
+    target: targets.ModelTarget | targets.NameTarget,
     params: PullParams,
     trust: Trust,
     observer: Observer,
     instead: Instead,
 ) -> Result | OscarZooError:
     """`result`, or what is made instead of it; an error with what its user can do."""
-    if isinstance(result, OscarZooError) and (choice := model_to_compute(target, result)):
-        tell_of_folder(target, result)
+    if isinstance(result, OscarZooError) and (choice := targets.model_to_compute(target, result)):
+        targets.tell_of_folder(target, result)
         again = partial(_again, params, "FOLDER" if choice.on_no_hub else target.text)
         try:
             config = ConfigFile.kept(choice.source, None)
@@ -337,8 +326,10 @@ def _settled(
     if isinstance(result, NotLocked):
         again = partial(_again, params, target.text, dry_run=False)
         result.propose(again(), again(lock=True))
-    namesake = target.model_namesake if isinstance(target, NameTarget) else None
-    mention_namesake(namesake, result if isinstance(result, OscarZooError) else None, observer)
+    namesake = target.model_namesake if isinstance(target, targets.NameTarget) else None
+    targets.mention_namesake(
+        namesake, result if isinstance(result, OscarZooError) else None, observer
+    )
     return result
 
 
