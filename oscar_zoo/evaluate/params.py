@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
-from oscar_zoo.registry.arguments import model_text
 from oscar_zoo.registry.params import (
     ASKED_HUBS,
     DEVICES,
@@ -24,6 +23,7 @@ from oscar_zoo.registry.params import (
     REVISION,
     SERVED_MODEL,
     STREAM_WEIGHTS,
+    model_text,
 )
 from oscar_zoo.verb import Arg, Opt, checked, parameters_of
 

@@ -17,7 +17,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, NetworkError, NotFoundError
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.hubs.threads import in_parallel
+from oscar_zoo.registry.hubs.base import in_parallel
 from oscar_zoo.registry.index import Accepted, IndexEntry, Summary
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe

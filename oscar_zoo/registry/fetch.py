@@ -33,8 +33,7 @@ from oscar_zoo.artifact.outcome import (
 from oscar_zoo.registry import pins
 from oscar_zoo.registry.asking import explained, first_answer
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress, is_commit
-from oscar_zoo.registry.hubs.threads import in_parallel
+from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress, in_parallel, is_commit
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.measured import Measured

@@ -20,9 +20,8 @@ from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import MalformedFile, OscarZooError
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import address
-from oscar_zoo.registry.hubs.base import INDEX_NAME, Hub
+from oscar_zoo.registry.hubs.base import INDEX_NAME, Hub, within
 from oscar_zoo.registry.hubs.remote import RemoteHub, newest_files
-from oscar_zoo.registry.hubs.threads import within
 from oscar_zoo.registry.index import ACCEPTED, Index
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.pins import PinFile

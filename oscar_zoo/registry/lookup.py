@@ -20,8 +20,7 @@ from oscar_zoo.registry import known_names, score_file
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect, entry_of
 from oscar_zoo.registry.hubs.address import Sources
-from oscar_zoo.registry.hubs.base import Hub
-from oscar_zoo.registry.hubs.threads import in_parallel, within
+from oscar_zoo.registry.hubs.base import Hub, in_parallel, within
 from oscar_zoo.registry.index import ACCEPTED, Summary
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.targets import ModelTarget, NameTarget, PathTarget, Target, looking_up

@@ -23,14 +23,12 @@ from oscar_zoo.errors import NotLocked, OscarZooError, UsageError
 from oscar_zoo.models.config_file import ConfigFile, check_cache
 from oscar_zoo.observer import SILENT, Observer, Silent
 from oscar_zoo.registry import targets
-from oscar_zoo.registry.arguments import command_line, option_words
 from oscar_zoo.registry.artifacts import Artifact, pulled_artifact
 from oscar_zoo.registry.changes import ErrorFacts, facts_of
 from oscar_zoo.registry.fetch import ListedFile, PullJob, PullResult
 from oscar_zoo.registry.hubs.address import Sources
-from oscar_zoo.registry.hubs.base import Progress
-from oscar_zoo.registry.hubs.threads import in_parallel
-from oscar_zoo.registry.params import PullParams
+from oscar_zoo.registry.hubs.base import Progress, in_parallel
+from oscar_zoo.registry.params import PullParams, command_line, option_words
 from oscar_zoo.registry.pins import PinFile, project_root
 from oscar_zoo.registry.signatures import NOT_SIGNED
 from oscar_zoo.registry.store import Store, export

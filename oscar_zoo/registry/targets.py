@@ -31,12 +31,11 @@ from oscar_zoo.artifact.names import (
 from oscar_zoo.models.geometry import latent_advice
 from oscar_zoo.next_step import Compute, SuggestedPath
 from oscar_zoo.observer import Note, Observer
-from oscar_zoo.registry.arguments import command_line, option_words
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import table
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import aliased
-from oscar_zoo.registry.params import PullParams
+from oscar_zoo.registry.params import PullParams, command_line, option_words
 from oscar_zoo.registry.recipe import ModelRecipe
 
 

@@ -45,10 +45,9 @@ from oscar_zoo.models import hardware
 from oscar_zoo.next_step import Install
 from oscar_zoo.registry import login
 from oscar_zoo.registry.hubs import address
-from oscar_zoo.registry.hubs.base import Limits
+from oscar_zoo.registry.hubs.base import Limits, in_parallel, within
 from oscar_zoo.registry.hubs.http import is_nearby
 from oscar_zoo.registry.hubs.table import HUBS, HubKind
-from oscar_zoo.registry.hubs.threads import in_parallel, within
 from oscar_zoo.registry.store import Store
 from oscar_zoo.serving.params import ENGINES
 from oscar_zoo.version import __version__

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import UsageError
-from oscar_zoo.registry.arguments import option_words
 from oscar_zoo.registry.params import (
     ASKED_HUBS,
     CALIB_DATA,
@@ -21,6 +20,7 @@ from oscar_zoo.registry.params import (
     OFFLINE,
     REVISION,
     SERVED_MODEL,
+    option_words,
 )
 from oscar_zoo.verb import Arg, Opt
 

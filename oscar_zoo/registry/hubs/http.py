@@ -28,8 +28,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from oscar_zoo import errors
-from oscar_zoo.registry.hubs.base import Limits
-from oscar_zoo.registry.hubs.threads import within
+from oscar_zoo.registry.hubs.base import Limits, within
 from oscar_zoo.version import __version__
 
 T = TypeVar("T")

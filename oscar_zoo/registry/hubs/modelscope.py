@@ -47,10 +47,10 @@ from oscar_zoo.registry.hubs.base import (
     Limits,
     is_commit,
     is_true,
+    within,
 )
 from oscar_zoo.registry.hubs.http import WRITE_RATE, HttpReply, Origin, Transport
 from oscar_zoo.registry.hubs.remote import RemoteHub, by_path, listed_file
-from oscar_zoo.registry.hubs.threads import within
 
 T = TypeVar("T")
 
