@@ -24,7 +24,7 @@ from oscar_zoo.artifact.manifest import (
     Manifest,
     is_payload,
 )
-from oscar_zoo.artifact.names import CACHED, is_path, path_text
+from oscar_zoo.artifact.names import cached_model, is_path, path_text
 from oscar_zoo.artifact.outcome import Outcome, Rejected, Unreadable, Unsupported
 from oscar_zoo.artifact.pairing import role_of_name
 from oscar_zoo.artifact.verify import verify_files
@@ -209,11 +209,8 @@ def hub_id(model: str) -> str:
     path = Path(model).expanduser()
     if not path.is_dir() and not is_path(model):
         return model.casefold()
-    path = path.resolve()
-    for part in (path, *path.parents):
-        if part.name.startswith(CACHED):
-            return part.name.removeprefix(CACHED).replace("--", "/", 1).casefold()
-    return path.name.casefold()
+    cached = cached_model(path.resolve())
+    return (cached[0] if cached else path.resolve().name).casefold()
 
 
 def _holds_artifact(folder: Path, entries: Sequence[Path]) -> bool:

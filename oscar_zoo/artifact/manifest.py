@@ -15,16 +15,16 @@ that were never pulled.
 from __future__ import annotations
 
 from dataclasses import astuple
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.names import ArtifactId, check_part
 from oscar_zoo.artifact.specs import (
     Count,
     Digest,
+    Document,
     Geometry,
     Harness,
     Hex40,
@@ -36,15 +36,13 @@ from oscar_zoo.artifact.specs import (
     Spec,
     StatisticName,
     Text,
-    validated,
 )
-from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
+from oscar_zoo.errors import MalformedFile
 
 Schema = Literal["oscar-zoo.manifest/1", "oscar-zoo.manifest/2", "oscar-zoo.manifest/3"]
 SCHEMA: Schema = "oscar-zoo.manifest/1"
 WITH_WIDTHS: Schema = "oscar-zoo.manifest/2"
 OF_LATENTS: Schema = "oscar-zoo.manifest/3"
-SCHEMAS: tuple[Schema, ...] = get_args(Schema)
 FILE_NAME = "oscar.json"
 SIGNATURE_NAME = "model.sig"
 """The signature beside the manifest; see `signature_file`."""
@@ -236,10 +234,7 @@ class FileEntry(Spec):
         if self.path.count("/") >= MAX_PARTS:
             raise ValueError(f"a file path has at most {MAX_PARTS} parts")
         for part in self.path.split("/"):
-            try:
-                check_part(part, "file name")
-            except InvalidName as error:
-                raise ValueError(error.message) from None
+            check_part(part, "file name")  # raises a ValueError, as validators do
         if self.path.casefold() in (FILE_NAME, SIGNATURE_NAME):
             raise ValueError(f"{FILE_NAME} and {SIGNATURE_NAME} are never part of the file list")
         if (self.size is None) != (self.sha256 is None):
@@ -301,9 +296,11 @@ class Registry(Spec):
     hubs: dict[HubScheme, HubLocation] = Field(default_factory=dict)
 
 
-class Manifest(Spec):
+class Manifest(Document):
     """One artifact. See the module docstring for the two parts."""
 
+    NAME, CODE = FILE_NAME, "manifest"
+    REMEDY = "fetch the artifact again, or compute it again"
     schema_: Schema = Field(alias="schema")
     id: Text
     created: Annotated[
@@ -327,10 +324,7 @@ class Manifest(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        try:
-            ArtifactId.parse(self.id)
-        except InvalidName as error:
-            raise ValueError(error.message) from None
+        ArtifactId.parse(self.id)
         widths = self.recipe.widths
         latent = self.model.rotary_key is not None
         if self.schema_ != schema_of(self.model, self.recipe):
@@ -392,33 +386,21 @@ class Manifest(Spec):
     def file(self, role: FileRole) -> FileEntry | None:
         return next(iter(self.files_of(role)), None)
 
-    def immutable(self) -> Manifest:
-        return self.model_copy(update={"registry": None})
-
-    def to_bytes(self) -> bytes:
-        return strict_json.pretty_bytes(self.to_json())
-
     def to_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
+        value = super().to_json()
         for optional in ("registry", "statistics", "quality"):
             if value[optional] is None:
                 del value[optional]
         return value
 
     @classmethod
-    @malformed_hint("fetch the artifact again, or compute it again")
-    def from_bytes(cls, data: bytes, *, what: str = FILE_NAME, registry: bool = False) -> Manifest:
-        value = strict_json.loads(data, what=what)
-        if type(value) is not dict:
-            raise MalformedFile("manifest.schema", f"{what} is not a JSON object.")
-        if value.get("schema") not in SCHEMAS:
-            said = str(value.get("schema"))[:60]
-            message = f"{what} has schema {said!r}, not {' or '.join(SCHEMAS)}."
-            hint = "a newer version of this tool may read it: pip install -U oscar-zoo"
-            raise MalformedFile("manifest.version", message, hint=hint)
-        manifest = validated(cls, value, code="manifest.schema", what=what)
+    def from_bytes(
+        cls, data: bytes, *, what: str = "", remedy: str = "", registry: bool = False
+    ) -> Self:
+        manifest = super().from_bytes(data, what=what, remedy=remedy)
         if manifest.registry is not None and not registry:
-            raise MalformedFile("manifest.schema", f"{what} must not have a registry block.")
+            message = f"{what or FILE_NAME} must not have a registry block."
+            raise MalformedFile("manifest.schema", message, hint=cls.REMEDY)
         return manifest
 
     @classmethod
@@ -439,8 +421,3 @@ def schema_of(model: Geometry, recipe: ServingRecipe) -> Schema:
 def is_payload(name: str) -> bool:
     """Whether a file belongs to an artifact for which no manifest lists its files."""
     return name.endswith(SUFFIX) or name in (STATISTICS_NAME, WIDTHS_NAME)
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the manifest, as shipped in `manifests/manifest.schema.json`."""
-    return Manifest.model_json_schema(by_alias=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -24,7 +24,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from oscar_kernels import spec as rows
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.errors import MalformedFile, UsageError
+from oscar_zoo.errors import MalformedFile, UsageError, malformed_hint
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hex40 = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -463,6 +463,37 @@ def validated(kind: type[M], value: Any, *, code: str, what: str) -> M:
         cause = first["msg"].removeprefix("Value error, ").rstrip(".")
         said = f"{place}: {cause}" if place else cause
         raise MalformedFile(code, f"{what}: {said}.") from None
+
+
+class Document(Spec):
+    """A file in JSON whose field `schema` says what it is. `CODE` begins the reasons of errors, and
+    `REMEDY` and `NEWER` are what to do about a damaged file and about one of another schema."""
+
+    NAME: ClassVar[str]
+    CODE: ClassVar[str]
+    REMEDY: ClassVar[str]
+    NEWER: ClassVar[str] = "a newer version of this tool may read it: pip install -U oscar-zoo"
+    MAX_BYTES: ClassVar[int] = strict_json.MAX_BYTES
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, what: str = "", remedy: str = "") -> Self:
+        """Parse what others may have written; `what` and `remedy` are in place of the usual."""
+        what = what or cls.NAME
+        with malformed_hint(remedy or cls.REMEDY):
+            value = strict_json.loads(data, what=what, max_bytes=cls.MAX_BYTES)
+            if type(value) is not dict:
+                raise MalformedFile(f"{cls.CODE}.schema", f"{what} is not a JSON object.")
+            known, said = get_args(cls.model_fields["schema_"].annotation), value.get("schema")
+            if said not in known:
+                message = f"{what} has schema {str(said)[:60]!r}, not {' or '.join(known)}."
+                raise MalformedFile(f"{cls.CODE}.version", message, hint=cls.NEWER)
+            return validated(cls, value, code=f"{cls.CODE}.schema", what=what)
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True)
+
+    def to_bytes(self) -> bytes:
+        return strict_json.pretty_bytes(self.to_json())
 
 
 class Closed(GenerateJsonSchema):

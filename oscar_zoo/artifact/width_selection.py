@@ -117,10 +117,6 @@ class WidthSelection(Spec):
             (step.layer, step.side) for step in taken if step.layer is not None and step.side
         )
 
-    def to_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = self.model_dump(mode="json")
-        return value
-
     @classmethod
     def of(cls, selection: Mapping[str, Any] | None) -> Self | None:
         """From `fit.selection`, which is untrusted; `None` where it has none that makes sense."""

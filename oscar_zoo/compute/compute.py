@@ -12,7 +12,7 @@ from oscar_zoo.models import hardware
 from oscar_zoo.models.config_file import ConfigFile, read_config
 from oscar_zoo.models.model_hub import check_fetchable
 from oscar_zoo.observer import SILENT, Note, Observer, phase_progress
-from oscar_zoo.registry.arguments import clip_of, model_text
+from oscar_zoo.registry.params import clip_of, model_text
 from oscar_zoo.verb import python_call
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import MalformedFile, PathNotFound, UsageError
 from oscar_zoo.observer import SILENT, Observer, phase_progress
-from oscar_zoo.registry.arguments import clip_of
+from oscar_zoo.registry.params import clip_of
 from oscar_zoo.verb import python_call
 
 

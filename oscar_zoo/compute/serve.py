@@ -9,9 +9,9 @@ from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.compute.obtain import obtain, plan_instead
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.observer import SILENT, Observer
-from oscar_zoo.registry.arguments import clip_of
 from oscar_zoo.registry.artifacts import Artifact, open_pulled
 from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.params import clip_of
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.targets import (
     ComputeWish,

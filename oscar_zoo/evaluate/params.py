@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
 from oscar_zoo.registry import params as shared
-from oscar_zoo.registry.arguments import model_text
+from oscar_zoo.registry.params import model_text
 from oscar_zoo.verb import Arg, Opt, checked, parameters_of
 
 T = TypeVar("T")

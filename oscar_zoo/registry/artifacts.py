@@ -10,31 +10,19 @@ from pathlib import Path
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import Reference
-from oscar_zoo.artifact.outcome import Verified, refuse, warning_text
+from oscar_zoo.artifact.names import Reference, path_text
+from oscar_zoo.artifact.outcome import Outcome, Verified, refuse, warning_text
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry import targets
 from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import find_stored, stored_reference
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.store import Store, StoredArtifact
-from oscar_zoo.registry.targets import (
-    ModelChoice,
-    ModelTarget,
-    NameTarget,
-    PathTarget,
-    Target,
-    check_made_for,
-    computing,
-    looking_up,
-    model_to_compute,
-    refusal,
-    tell_of_folder,
-)
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.verify import check_one, one_artifact, verify_stored
 
@@ -75,24 +63,21 @@ class Artifact:
     first_use: bool = False
     warnings: tuple[str, ...] = ()
     outcome: Verified | None = field(default=None, compare=False)
-    asked_by: ModelChoice | None = field(default=None, compare=False)
+    asked_by: targets.ModelChoice | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"Artifact({self.id or self.label!r}, {self.digest[:19]!r}, path={str(self.path)!r})"
 
     @property
     def model(self) -> str | None:
-        """Such as `Qwen3-8B`."""
         return self.id.partition("/")[0] if self.id else None
 
     @property
     def tag(self) -> str | None:
-        """Such as `seq20000_prompt83_group128`."""
         return self.id.partition("/")[2] if self.id else None
 
     @cached_property
     def verified(self) -> Verified:
-        """The outcome of verification; it runs now where it did not run before."""
         return self.outcome or self.verify()
 
     def verify(self) -> Verified:
@@ -104,7 +89,7 @@ class Artifact:
             VerificationFailed: it must not be used.
         """
         if not self.installed or self.id is None:
-            return _verified_folder(self.path)
+            return _verified(check_one(self.path), path_text(self.path))
         reference, store = Reference(str(self.model), self.tag, self.digest), Store()
         record = find_stored(reference, store)
         if record is None:
@@ -132,27 +117,28 @@ class Artifact:
         return verified.k, verified.v
 
 
-def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artifact:
-    """Open what `target` means; a name that is not in the store is pulled first.
-
-    A folder with a model stands for the artifact of its name. A copy in the store is taken without
-    a request, unless `sources` names hubs."""
-    if isinstance(target, PathTarget):
+def open_artifact(target: targets.Target, sources: Sources, observer: Observer) -> Artifact:
+    """Open what `target` means; a name that is not in the store is pulled first. A copy in the
+    store is taken without a request, unless `sources` names hubs."""
+    if isinstance(target, targets.PathTarget):
         return open_folder(one_artifact(target.path), observer)
     try:
         return open_named(target, sources, observer)
     except OscarZooError as error:
-        if isinstance(target, ModelTarget) and (choice := model_to_compute(target, error)):
-            tell_of_folder(target, error)
-            error.next_step = computing(choice, sources, offline=sources.offline)
+        if isinstance(target, targets.ModelTarget) and (
+            choice := targets.model_to_compute(target, error)
+        ):
+            targets.tell_of_folder(target, error)
+            error.next_step = targets.computing(choice, sources, offline=sources.offline)
         raise
 
 
-def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Observer) -> Artifact:
-    """`open_artifact` of a name, or of the folder of a model."""
+def open_named(
+    target: targets.ModelTarget | targets.NameTarget, sources: Sources, observer: Observer
+) -> Artifact:
     store, reference = Store(), target.reference
     prefer_installed = not sources.named
-    with looking_up(target, observer):
+    with targets.looking_up(target, observer):
         if prefer_installed:
             reference = stored_reference(reference, store)
         job = PullJob(
@@ -166,12 +152,13 @@ def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Obs
             progress=lambda name, done, total: observer.advance(name, done, total, "bytes"),
         )
         result = job.pull()
-        choice = target.choice if isinstance(target, ModelTarget) else None
+        choice = target.choice if isinstance(target, targets.ModelTarget) else None
         return open_pulled(result, choice, observer)
 
 
-def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observer) -> Artifact:
-    """Open what `registry.pull` gave, and tell its warnings."""
+def open_pulled(
+    result: PullResult, choice: targets.ModelChoice | None, observer: Observer
+) -> Artifact:
     for text in result.notes:
         observer.note(Note("artifact.hub", text))
     for text in result.warnings:
@@ -180,12 +167,11 @@ def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observ
     opened = replace(pulled_artifact(result), outcome=outcome)
     if choice is None:
         return opened
-    check_made_for(choice, opened.manifest)
+    targets.check_made_for(choice, opened.manifest)
     return replace(opened, base_model=choice.source, asked_by=choice)
 
 
 def warning_note(text: str) -> Note:
-    """The remark for a warning of an artifact: a code of verification, or a sentence."""
     return Note("artifact.warning", warning_text(text), {"warning": text}, kind="warning")
 
 
@@ -225,8 +211,8 @@ def open_folder(path: Path, observer: Observer) -> Artifact:
     """Open the artifact in the folder `path`, and tell its warnings."""
     if path.is_file():
         message = f"{path} is one file; a cache needs K and V."
-        raise refusal(path, UsageError(message, hint="give the folder that holds both"))
-    verified = _verified_folder(path)
+        raise targets.refusal(path, UsageError(message, hint="give the folder that holds both"))
+    verified = _verified(check_one(path), path_text(path))
     for text in verified.warnings:
         observer.note(warning_note(text))
     manifest, names = verified.manifest, [file.path for file in verified.files]
@@ -250,16 +236,12 @@ def open_folder(path: Path, observer: Observer) -> Artifact:
 
 
 def _verified_copy(stored: StoredArtifact) -> Verified:
-    outcome = verify_stored(stored)
-    if not isinstance(outcome, Verified):
-        refuse(stored.record.id.reference, outcome)
-    return outcome
+    return _verified(verify_stored(stored), stored.record.id.reference)
 
 
-def _verified_folder(path: Path) -> Verified:
-    outcome = check_one(path)
+def _verified(outcome: Outcome, name: str) -> Verified:
     if not isinstance(outcome, Verified):
-        refuse(outcome.label, outcome)
+        refuse(name, outcome)
     return outcome
 
 

@@ -31,8 +31,8 @@ Report = Mapping[str, str]
 
 
 def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> bytes:
-    """The card that fits the index `new`: a whole new card where there was none, or one that nobody
-    edited; else `card` with what stands between its markers replaced, or a section added."""
+    """The card that fits the index `new`: a whole new one where nobody edited it, else `card` with
+    what stands between its markers replaced, or a section added."""
     rows = rows_of(new)
     if card is None or card == new_card(rows_of(old), hub):
         return new_card(rows, hub)
@@ -40,15 +40,13 @@ def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> byte
 
 
 def rows_of(index: Index) -> list[Entry]:
-    """What a card of a hub shows."""
     return [entry_of_index(entry) for entry in index.artifacts]
 
 
 def merged_card(
     card: bytes, rows: Sequence[Entry], where: str | None, report: Report | None = None
 ) -> bytes:
-    """`card` with its section replaced, or added at the end. `card` itself where the markers of the
-    section are damaged. The front matter stays as it is."""
+    """`card` with its section replaced or added; itself where the markers are damaged."""
     begin, end = card.find(BEGIN), card.find(END)
     made = _section(rows, where, report)
     if begin < 0 and end < 0:
@@ -58,7 +56,6 @@ def merged_card(
 
 
 def is_damaged(card: bytes | None) -> bool:
-    """Whether the markers of `card` do not enclose exactly one section."""
     return _is_unpaired(card or b"", BEGIN, END)
 
 
@@ -71,8 +68,7 @@ def _is_unpaired(text: bytes, begin: bytes, end: bytes) -> bool:
 def new_card(
     rows: Sequence[Entry], where: str | None, *, title: str = TITLE, report: Report | None = None
 ) -> bytes:
-    """A whole card; `where` is the hub as commands take it, and `report` is of the only
-    artifact."""
+    """A whole card; `where` is the hub as commands take it."""
     head = f"---\n{_kept(rows, frozenset())}\n---\n\n# {escape(title)}\n\n"
     return head.encode() + _section(rows, where, report) + b"\n"
 
@@ -91,9 +87,8 @@ _NOT_PLAIN = re.compile(r"[^\w .,+/()%-]|(?<=www)\.", re.IGNORECASE)
 
 
 def merged_front(card: bytes, rows: Sequence[Entry], *, add: bool = False) -> bytes:
-    """`card` with new keys between the markers of its front matter; `card` itself where it has
-    none, or not one of each in order. With `add`, for an owner who asks for the metadata, what is
-    missing is added: front matter, or the markers in it."""
+    """`card` with new keys between the markers of its front matter, if it has them. With `add`, for
+    an owner who asks for the metadata, what is missing is added."""
     found = _BLOCK.match(card)
     if found is None:
         return f"---\n{_kept(rows, frozenset())}\n---\n\n".encode() + card if add else card
@@ -112,7 +107,6 @@ def merged_front(card: bytes, rows: Sequence[Entry], *, add: bool = False) -> by
 
 
 def is_front_damaged(card: bytes) -> bool:
-    """Whether the markers in the front matter of `card` do not enclose exactly one part."""
     found = _BLOCK.match(card)
     return _is_unpaired(found[1] if found else b"", FRONT_BEGIN, FRONT_END)
 
@@ -137,7 +131,6 @@ def _kept(rows: Sequence[Entry], taken: frozenset[str]) -> str:
 
 
 def _lines(key: str, value: Any) -> Iterable[str]:
-    """One key in YAML; a list has an item in each line."""
     if not value:
         return
     if isinstance(value, str):
@@ -150,8 +143,7 @@ def _lines(key: str, value: Any) -> Iterable[str]:
 
 
 def _evaluations(row: Entry) -> dict[str, Any] | None:
-    """An entry of `model-index`: every value of INT2 under the recipe with its BF16 value; `None`
-    without scores."""
+    """An entry of `model-index`: every value of INT2 under the recipe, beside BF16."""
     shown = [score for score in in_order(row.scores) if is_of_recipe(score)]
     if not shown or row.status.state == "yanked":
         return None
@@ -184,8 +176,7 @@ def _result(row: Entry, score: Score) -> dict[str, Any]:
 
 
 def _text(words: str) -> str:
-    """`words` in one line of letters, digits and a few signs: nothing that a hub could take for
-    markup or for a link."""
+    """`words` in one line, with nothing that a hub could take for markup or for a link."""
     kept = " ".join(_NOT_PLAIN.sub(" ", words).split())
     return kept[:_LONGEST].rstrip() or "-"
 
@@ -221,8 +212,7 @@ def _section(rows: Sequence[Entry], where: str | None, report: Report | None) ->
 
 
 def escape(text: str) -> str:
-    """`text` as one line of plain Markdown in a table cell: no markup, no links, no HTML, no hidden
-    characters."""
+    """`text` as one line of a table cell: no markup, links, HTML or hidden characters."""
     kept = "".join(
         " " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C"
     )
@@ -232,7 +222,6 @@ def escape(text: str) -> str:
 
 
 def _license_of(rows: Sequence[Entry]) -> str | None:
-    """The licence of all artifacts, or `None` where they differ or one has none."""
     found = {row.summary.license for row in rows}
     return next(iter(found)) if len(found) == 1 else None
 
@@ -253,7 +242,6 @@ def _commands(rows: Sequence[Entry], where: str | None) -> Iterator[str]:
 
 
 def _report(report: Report) -> Iterator[str]:
-    """The picture, and links to the page and its numbers."""
     if ".png" in report:
         yield f"![Report of the fit: methods, spectra, clips]({quote(report['.png'])})"
     named = (("Report of the fit", ".html"), ("its numbers", ".json"))
@@ -263,7 +251,6 @@ def _report(report: Report) -> Iterator[str]:
 
 
 def _calibrations(rows: Sequence[Entry]) -> list[str]:
-    """A line for each fit whose text is known."""
     lines = []
     for row in rows:
         if (used := row.calibration) is not None:
@@ -277,7 +264,6 @@ def _calibrations(rows: Sequence[Entry]) -> list[str]:
 
 
 def _licenses(rows: Sequence[Entry]) -> list[str]:
-    """One line where all have one licence, else a line for each that is known."""
     same = _license_of(rows)
     if same is not None:
         return [f"Licence of the rotations: {escape(same)}"]
@@ -307,7 +293,6 @@ def _cells(row: Entry) -> list[str]:
 
 
 def _measured(measured: Measured | None) -> str:
-    """Both values of each, and who measured."""
     if measured is None:
         return _UNKNOWN
     facts = {"perplexity": measured.perplexity_line, "recall": measured.recall_line}

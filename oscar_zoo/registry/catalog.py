@@ -16,14 +16,13 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import FILE_NAME, MAX_PARTS, Manifest
-from oscar_zoo.artifact.names import ArtifactId, check_part
-from oscar_zoo.artifact.specs import Digest, Hex40, Hex64, Spec, Text, validated
-from oscar_zoo.errors import UsageError, malformed_hint
+from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
+from oscar_zoo.artifact.specs import Digest, Document, Hex40, Spec, Text
+from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.recipe import ModelRecipe, load_recipe
 
 SCHEMA_NAME = "manifest.schema.json"
@@ -40,7 +39,7 @@ class Catalog:
     ) -> None:
         self._recipes = tuple(sorted(recipes, key=lambda recipe: recipe.name.casefold()))
         self._manifests = {manifest.artifact_id.key: manifest for manifest in manifests}
-        self._seen = {ArtifactId.parse(known.id).key: known for known in seen}
+        self._seen = {known.artifact_id.key: known for known in seen}
         self._by_name: dict[str, ModelRecipe] = {}
         for recipe in self._recipes:
             for name in recipe.names:
@@ -56,20 +55,27 @@ class Catalog:
         self._by_name = alone | self._by_name
 
     @classmethod
+    @cache
     def packaged(cls) -> Catalog:
-        """The catalog of the installed package, read once per process."""
-        return _packaged()
+        recipes = (
+            load_recipe(entry.read_text("utf-8"), what=entry.name)
+            for entry in resources.files("oscar_zoo.recipes").iterdir()
+            if entry.name.endswith(".toml")
+        )
+        manifests = (
+            Manifest.from_bytes(entry.read_bytes(), what=entry.name, registry=True)
+            for entry in _json_files(resources.files("oscar_zoo.manifests"))
+            if entry.name not in (SCHEMA_NAME, DIGESTS_NAME, KEYS_NAME)
+        )
+        return cls(recipes, manifests, packaged_digests().artifacts)
 
     def recipe(self, name: str) -> ModelRecipe | None:
-        """The recipe called `name` (name, hub id, alias; any case), or `None`."""
         return self._by_name.get(name.casefold())
 
     def recipes(self) -> tuple[ModelRecipe, ...]:
-        """All recipes, by name."""
         return self._recipes
 
     def families(self) -> tuple[str, ...]:
-        """Every family of models with a recipe, without case in order."""
         return tuple(sorted({recipe.family for recipe in self._recipes}, key=str.casefold))
 
     def of_family(self, name: str) -> tuple[ModelRecipe, ...]:
@@ -88,22 +94,18 @@ class Catalog:
         return tuple(recipe for recipe in self._recipes if recipe.family.casefold() in meant)
 
     def manifest(self, artifact: ArtifactId) -> Manifest | None:
-        """The packaged manifest of `artifact`, or `None`."""
         return self._manifests.get(artifact.key)
 
     def seen(self, artifact: ArtifactId) -> KnownDigest | None:
-        """The digest of `artifact` as somebody saw it in public, or `None`."""
         return self._seen.get(artifact.key)
 
     def manifests(self, model: str | None = None) -> tuple[Manifest, ...]:
-        """All packaged manifests, or those whose folder is `model` (any case), by id."""
         found = sorted(self._manifests.values(), key=lambda manifest: manifest.id)
         if model is None:
             return tuple(found)
         return tuple(x for x in found if x.artifact_id.model.casefold() == model.casefold())
 
     def aliased(self, name: str) -> tuple[ArtifactId, ...]:
-        """Ids of the packaged manifests that list `name` (any case) as an alias."""
         return tuple(
             manifest.artifact_id
             for manifest in self.manifests()
@@ -127,22 +129,20 @@ _LIKE = 0.5
 
 
 def _alike(wanted: str, names: Iterable[str]) -> list[str]:
-    """Those of `names` that are like `wanted`, best first."""
-    ranked = sorted(((_likeness(wanted, name), name) for name in names), reverse=True)
-    return [name for likeness, name in ranked if likeness >= _LIKE]
+    """Those of `names` that are like `wanted`, best first: by the share of letters in common, and
+    by more the closer one is to the same text."""
 
+    def likeness(name: str) -> float:
+        letters = difflib.SequenceMatcher(None, wanted, name).ratio()
+        asked, has = set(wanted.split("-")), set(name.split("-"))
+        closer = [name.startswith(wanted), wanted in name, asked <= has, has <= asked, True]
+        return letters + (4 - closer.index(True) if wanted else 0)
 
-def _likeness(wanted: str, name: str) -> float:
-    """How well `name` fits what somebody typed: the share of letters in common, and more the closer
-    it is to the same text."""
-    letters = difflib.SequenceMatcher(None, wanted, name).ratio()
-    asked, has = set(wanted.split("-")), set(name.split("-"))
-    closer = [name.startswith(wanted), wanted in name, asked <= has, has <= asked, True]
-    return letters + (4 - closer.index(True) if wanted else 0)
+    ranked = sorted(((likeness(name), name) for name in names), reverse=True)
+    return [name for share, name in ranked if share >= _LIKE]
 
 
 def recipe_for(model: str) -> ModelRecipe | None:
-    """The packaged recipe of a model name or hub id, or `None`."""
     return Catalog.packaged().recipe(model)
 
 
@@ -151,21 +151,6 @@ def can_be_found(model: str) -> bool:
     it."""
     recipe = recipe_for(model)
     return model.count("/") == 1 if recipe is None else recipe.on_hub
-
-
-@cache
-def _packaged() -> Catalog:
-    recipes = (
-        load_recipe(entry.read_text("utf-8"), what=entry.name)
-        for entry in resources.files("oscar_zoo.recipes").iterdir()
-        if entry.name.endswith(".toml")
-    )
-    manifests = (
-        Manifest.from_bytes(entry.read_bytes(), what=entry.name, registry=True)
-        for entry in _json_files(resources.files("oscar_zoo.manifests"))
-        if entry.name not in (SCHEMA_NAME, DIGESTS_NAME, KEYS_NAME)
-    )
-    return Catalog(recipes, manifests, packaged_digests().artifacts)
 
 
 def _json_files(folder: Traversable) -> Iterator[Traversable]:
@@ -178,22 +163,40 @@ def _json_files(folder: Traversable) -> Iterator[Traversable]:
 
 DIGESTS_NAME: Final = "known_digests.json"
 """Name of the file in the package `oscar_zoo.manifests`."""
+_AGAIN: Final = "install oscar-zoo again"
 
 
-class PayloadFile(Spec):
-    """One payload file of an artifact: POSIX path in its folder, sha256, size in bytes."""
+def _of_a_payload(file: FileDigest) -> FileDigest:
+    if file.path.count("/") >= MAX_PARTS or file.path.casefold() == FILE_NAME:
+        raise ValueError(f"{file.path!r} is no path of a payload file")
+    for part in file.path.split("/"):
+        check_part(part, "file name")  # raises a ValueError, as validators do
+    check_digest(f"sha256:{file.sha256}")
+    if not 1 <= file.size < 1 << 40:
+        raise ValueError(f"{file.path} has {file.size} bytes")
+    return file
 
-    path: Text
-    sha256: Hex64
-    size: Annotated[int, Field(ge=1, lt=1 << 40)]
+
+PayloadFile = Annotated[FileDigest, AfterValidator(_of_a_payload)]
+
+
+class Payload(Spec):
+    """One artifact by its payload, which is without `oscar.json`."""
+
+    id: Text
+    digest: Digest
+    files: Annotated[tuple[PayloadFile, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _safe(self) -> Self:
-        if self.path.count("/") >= MAX_PARTS or self.path.casefold() == FILE_NAME:
-            raise ValueError(f"{self.path!r} is no path of a payload file")
-        for part in self.path.split("/"):
-            check_part(part, "file name")  # raises a ValueError, as validators do
+    def _of_its_files(self) -> Self:
+        ArtifactId.parse(self.id)
+        if (digest := artifact_digest(self.files)) != self.digest:
+            raise ValueError(f"the digest of {self.id} is {digest}")
         return self
+
+    @property
+    def artifact_id(self) -> ArtifactId:
+        return ArtifactId.parse(self.id)
 
 
 class Seen(Spec):
@@ -207,55 +210,27 @@ class Seen(Spec):
     remark: Text | None = None
 
 
-class KnownDigest(Spec):
-    """The payload of one artifact as it was seen."""
-
-    id: Text
-    digest: Digest
-    files: Annotated[tuple[PayloadFile, ...], Field(min_length=1)]
+class KnownDigest(Payload):
     seen: Seen
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        ArtifactId.parse(self.id)
-        if artifact_digest(self.file_digests) != self.digest:
-            raise ValueError(f"the digest of {self.id} is {artifact_digest(self.file_digests)}")
-        return self
 
-    @property
-    def file_digests(self) -> tuple[FileDigest, ...]:
-        """The payload, sorted by path."""
-        return tuple(sorted(FileDigest(file.path, file.sha256, file.size) for file in self.files))
-
-
-class KnownDigests(Spec):
+class KnownDigests(Document):
     """All of them, sorted by id without case, which is unique."""
 
+    NAME, CODE, REMEDY = DIGESTS_NAME, "known_digests", _AGAIN
     schema_: Literal["oscar-zoo.known-digests/1"] = Field(alias="schema")
     artifacts: tuple[KnownDigest, ...]
 
     @model_validator(mode="after")
     def _sorted(self) -> Self:
-        keys = [ArtifactId.parse(known.id).key for known in self.artifacts]
+        keys = [known.artifact_id.key for known in self.artifacts]
         if keys != sorted(set(keys)):
             raise ValueError("artifacts must be sorted by id and unique without case")
         return self
 
-    @classmethod
-    @malformed_hint("install oscar-zoo again")
-    def from_bytes(cls, data: bytes, *, what: str = DIGESTS_NAME) -> Self:
-        """Parse the file; raises `MalformedFile`."""
-        value = strict_json.loads(data, what=what)
-        return validated(cls, value, code="known_digests.schema", what=what)
-
-    def to_bytes(self) -> bytes:
-        """The file form: sorted keys, one space of indent, final newline."""
-        return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
-
 
 @cache
 def packaged_digests() -> KnownDigests:
-    """Those of the installed package, read once per process."""
     data = (resources.files("oscar_zoo.manifests") / DIGESTS_NAME).read_bytes()
     return KnownDigests.from_bytes(data)
 
@@ -263,15 +238,14 @@ def packaged_digests() -> KnownDigests:
 KEYS_NAME: Final = "trusted_keys.json"
 """Name of the file in the package `oscar_zoo.manifests`."""
 TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
-_Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+Moment = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 
 
-class TrustedKey(Spec):
-    """One public key, DER in base64, and when it is no longer trusted, RFC 3339 UTC."""
+class PublicKey(Spec):
+    """A public key, DER in base64, and until when it counts, RFC 3339 UTC."""
 
-    owner: Text
     key: Text
-    expires: _Time | None = None
+    expires: Moment | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -280,33 +254,25 @@ class TrustedKey(Spec):
 
     @property
     def public(self) -> bytes:
-        """`key` as bytes."""
         return base64.b64decode(self.key, validate=True)
 
     @property
-    def until(self) -> datetime | None:
-        """`expires` as a time, or `None`."""
-        if self.expires is None:
-            return None
-        return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
+    def until(self) -> datetime:
+        time = datetime.strptime(self.expires, TIME_FORMAT) if self.expires else datetime.max
+        return time.replace(tzinfo=UTC)
 
 
-class TrustedKeys(Spec):
-    """All of them."""
+class TrustedKey(PublicKey):
+    owner: Text
 
+
+class TrustedKeys(Document):
+    NAME, CODE, REMEDY = KEYS_NAME, "trusted_keys", _AGAIN
     schema_: Literal["oscar-zoo.trusted-keys/1"] = Field(alias="schema")
     keys: tuple[TrustedKey, ...]
-
-    @classmethod
-    @malformed_hint("install oscar-zoo again")
-    def from_bytes(cls, data: bytes, *, what: str = KEYS_NAME) -> Self:
-        """Parse the file; raises `MalformedFile`."""
-        value = strict_json.loads(data, what=what)
-        return validated(cls, value, code="trusted_keys.schema", what=what)
 
 
 @cache
 def packaged_keys() -> TrustedKeys:
-    """Those of the installed package, read once per process."""
     data = (resources.files("oscar_zoo.manifests") / KEYS_NAME).read_bytes()
     return TrustedKeys.from_bytes(data)

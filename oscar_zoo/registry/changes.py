@@ -18,34 +18,17 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Field, InstanceOf, PlainSerializer, ValidationError
 from typing_extensions import TypedDict
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import says
 from oscar_zoo.artifact.specs import Score
-from oscar_zoo.errors import (
-    AmbiguousName,
-    ArtifactNotFound,
-    ConflictError,
-    DigestMismatchError,
-    HubTimeout,
-    HubUnreachable,
-    MalformedFile,
-    NetworkError,
-    OfflineError,
-    OscarZooError,
-    PathNotFound,
-    RateLimited,
-    RepositoryNotFound,
-    StaleRevision,
-    UsageError,
-    VersionExists,
-)
 from oscar_zoo.observer import Observer
 from oscar_zoo.registry import trust
 from oscar_zoo.registry.card import update_card
-from oscar_zoo.registry.catalog import Catalog, PayloadFile
+from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.base import CARD_NAME, INDEX_NAME, TIMESTAMP_NAME, Change, Commit, Hub
 from oscar_zoo.registry.index import Accepted, Index, IndexEntry, Summary
@@ -73,7 +56,6 @@ class HubState:
 
     @classmethod
     def read(cls, hub: Hub) -> Self:
-        """What `hub` has now."""
         hub.refresh()
         revision, data = hub.revision, hub.root_file(INDEX_NAME)
         what = f"{INDEX_NAME} of {hub.title}"
@@ -83,7 +65,6 @@ class HubState:
 
     @classmethod
     def empty(cls, hub: Hub, revision: str | None) -> Self:
-        """A hub that is not there yet."""
         return cls(hub, revision, (), Index.empty(), None)
 
     def root_files(self, index: Index) -> dict[str, bytes]:
@@ -120,7 +101,7 @@ class HubState:
             names = [artifact.reference for artifact in self.artifacts]
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             has = f"it has {', '.join(names[:_SHOWN])}{more}" if names else "it has no artifacts"
-            raise ArtifactNotFound(f"{self.hub.title} has no {name}.", hint=has)
+            raise errors.ArtifactNotFound(f"{self.hub.title} has no {name}.", hint=has)
         return tuple(found)
 
     def exact(self, name: str) -> ArtifactId:
@@ -128,12 +109,12 @@ class HubState:
         not, even if the model has a single version."""
         found = self.named(name)
         if len(found) > 1:
-            raise AmbiguousName.for_name(name, [artifact.reference for artifact in found])
+            raise errors.AmbiguousName.for_name(name, [artifact.reference for artifact in found])
         (version,) = found
         if ":" in name or name.casefold() == version.key:
             return version
         if self._is_model(version, name) or version.key not in self._aliased(Reference.parse(name)):
-            raise UsageError(
+            raise errors.UsageError(
                 f"{name} does not say which version.", hint=f"name it exactly: {version.reference}"
             )
         return version
@@ -144,8 +125,7 @@ class HubState:
         return name.casefold() in map(str.casefold, names)
 
     def _aliased(self, reference: Reference) -> set[str]:
-        """Keys of the versions that have the name of `reference` as an alias, by the hub's index or
-        the packaged manifests."""
+        """Keys of the versions with that alias, by the hub's index or the packaged manifests."""
         if reference.tag is not None:
             return set()
         listed = [entry.artifact_id for entry in self.index.aliased(reference.name)]
@@ -160,23 +140,17 @@ class HubState:
 def apply_change(
     hub: Hub, make: Callable[[HubState], Change | None], *, create: bool | None = None
 ) -> tuple[Change | None, Commit, HubState]:
-    """Commit what `make` makes of the state of `hub`, against other writers and lost replies.
-
-    Args:
-        create: whether a repository that is not there is created first; `None` where the user
-            cannot ask for it.
-
-    Returns:
-        What was written, or `None` when nothing had to be; the commit; the state before it.
-    """
+    """Commit what `make` makes of the state of `hub`, against other writers and lost replies: what
+    was written, or `None` when nothing had to be; the commit; the state before it. `create` makes a
+    repository that is not there; `None` where the user cannot ask for it."""
     sent: Change | None = None
     placed: Change | None = None
-    failure: ConflictError | NetworkError | None = None
+    failure: errors.ConflictError | errors.NetworkError | None = None
     for attempt in range(ATTEMPTS + 1):
         try:
             state = read_state(hub, create=create)
             change = make(state)
-        except NetworkError as error:
+        except errors.NetworkError as error:
             if sent is None:
                 raise
             raise _unknown(hub, error) from error
@@ -190,12 +164,12 @@ def apply_change(
             if placed is not None and change.artifact is None:
                 change = replace(change, artifact=placed.artifact, files=placed.files)
             return change, commit, state
-        except RateLimited:
+        except errors.RateLimited:
             raise
-        except StaleRevision as error:
+        except errors.StaleRevision as error:
             failure = error
             placed = change if error.placed else placed
-        except NetworkError as error:
+        except errors.NetworkError as error:
             if change.propose:  # whether a proposal arrived cannot be read from the files
                 raise _unknown(hub, error) from error
             sent, failure = change, error
@@ -210,31 +184,30 @@ def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -
     make = getattr(hub, "create", None)
     try:
         return HubState.read(hub)
-    except PathNotFound as error:
+    except errors.PathNotFound as error:
         if create:
             return HubState.empty(hub, hub.revision)  # the first commit creates the folder
         make_it = "check the path; to make a new hub there: --create"
         hint = error.advice if create is None else make_it
-        raise PathNotFound(error.message, hint=hint) from error
-    except RepositoryNotFound as error:
+        raise errors.PathNotFound(error.message, hint=hint) from error
+    except errors.RepositoryNotFound as error:
         if not create or make is None:
             can = create is not None and make is not None
             hint = "check the name; to make a new repository: --create" if can else error.advice
-            raise RepositoryNotFound(error.message, hint=hint) from error
+            raise errors.RepositoryNotFound(error.message, hint=hint) from error
     if dry_run:
         return HubState.empty(hub, None)
-    make(private=False)
+    make()
     return HubState.read(hub)
 
 
 def tidy(hub: Hub) -> None:
-    """Remove what killed writers left on `hub`, for who has nothing to write; every commit does it
-    too."""
+    """Remove what killed writers left on `hub`, as every commit does."""
     getattr(hub, "tidy", lambda: None)()
 
 
-def _unknown(hub: Hub, error: NetworkError) -> NetworkError:
-    return NetworkError(
+def _unknown(hub: Hub, error: errors.NetworkError) -> errors.NetworkError:
+    return errors.NetworkError(
         f"it is not known whether the change of {hub.title} arrived: {error.message}",
         hint="run the same command again, which is safe",
     )
@@ -250,8 +223,7 @@ class Version:
 
     @classmethod
     def of(cls, artifact: ArtifactId, files: Mapping[str, bytes]) -> Self:
-        """The version made of `files`, by plain name, `oscar.json` and a signature among them or
-        not."""
+        """The version made of `files`, by plain name; a signature is passed over."""
         payload = (file_digest(name, data) for name, data in files.items() if name not in BESIDE)
         return cls(artifact, tuple(sorted(payload)), files.get(FILE_NAME))
 
@@ -262,10 +234,6 @@ class Version:
         data = None
         if FILE_NAME in listing:
             data = hub.fetch(artifact, FILE_NAME, limit=strict_json.MAX_BYTES)
-            want, got = listing[FILE_NAME].sha256, sha256_hex(data)
-            if want not in (None, got):
-                what = f"{FILE_NAME} of {artifact} on {hub.title}"
-                raise DigestMismatchError.for_content(what, want=want, got=got)
         manifest = Manifest.readable(data)
         names = filter(is_payload, listing)
         if manifest:
@@ -278,7 +246,7 @@ class Version:
                 content = hub.fetch(artifact, file.path, limit=file.size)
                 payload.append(file_digest(file.path, content))
         if not payload:
-            raise ArtifactNotFound(
+            raise errors.ArtifactNotFound(
                 f"{artifact} on {hub.title} has no rotation files.",
                 hint="the version is incomplete; tell its owner",
             )
@@ -286,12 +254,10 @@ class Version:
 
     @property
     def digest(self) -> str:
-        """Digest of the payload."""
         return artifact_digest(self.payload)
 
     @property
     def manifest(self) -> Manifest | None:
-        """`oscar.json`, or `None` when there is none that can be read."""
         return Manifest.readable(self.manifest_bytes)
 
     @property
@@ -301,9 +267,8 @@ class Version:
         return {file.path: file.sha256 for file in self.payload} | {FILE_NAME: own}
 
     def changed_files(self, other: Version) -> list[str]:
-        """Names of the files in which `other` differs; none when both are the same version.
-
-        When and by which tool a manifest was written makes no other version."""
+        """Names of the files in which `other` differs. When and by which tool a manifest was
+        written makes no other version."""
         mine, theirs = self.hashes, other.hashes
         changed = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
         one, two = self.manifest, other.manifest
@@ -314,7 +279,6 @@ class Version:
     def entry(
         self, previous: IndexEntry | None = None, *, aliases: Sequence[str] = ()
     ) -> IndexEntry:
-        """The index entry of this version, with what `previous` says beside its files."""
         manifest = self.manifest
         kept = ("status", "scores", "accepted", "hubs") if previous else ()
         given = (*(previous.aliases if previous else ()), *aliases)
@@ -323,9 +287,7 @@ class Version:
             return IndexEntry(
                 id=str(self.id),
                 digest=self.digest,
-                files=tuple(
-                    PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in self.payload
-                ),
+                files=self.payload,
                 manifest_sha256=self.hashes[FILE_NAME],
                 model=manifest.model.id if manifest else previous.model if previous else None,
                 summary=Summary.of(manifest) if manifest else None,
@@ -333,7 +295,9 @@ class Version:
                 **{name: getattr(previous, name) for name in kept},
             )
         except ValidationError as error:
-            raise MalformedFile("index.entry", f"{self.id}: {error.errors()[0]['msg']}.") from None
+            raise errors.MalformedFile(
+                "index.entry", f"{self.id}: {error.errors()[0]['msg']}."
+            ) from None
 
 
 def placed(
@@ -349,18 +313,12 @@ def placed(
     verb: str = "Publish",
 ) -> Change | None:
     """What has to be written to a hub in `state` so that it has `version`; `None` when everything
-    is there.
-
-    Args:
-        aliases, scores, accepted: what to add to its index entry.
-        like: an entry of another hub, whose status, scores, aliases and places a new entry takes
-            over.
-    """
+    is there. A new entry of the index takes over what `like`, one of another hub, says."""
     artifact, digest = version.id, version.digest
     there = _same_there(state, version, files)
     known = state.index.entry(artifact)
     if there is None and known is not None and known.digest != digest:
-        raise VersionExists(
+        raise errors.VersionExists(
             f"the index of {state.hub.title} knows {artifact} as {known.digest}, this is {digest}.",
             hint=_OTHER_TAG,
         )
@@ -380,23 +338,22 @@ def placed(
 
 
 def _same_there(state: HubState, version: Version, files: Mapping[str, bytes]) -> Version | None:
-    """The same version as the hub has it, or `None`; when it differs, only in when its manifest was
-    written."""
+    """The same version as the hub has it, or `None`; only when it was written may differ."""
     artifact, hub = version.id, state.hub
     spelled = next((other for other in state.artifacts if other.key == artifact.key), None)
     if spelled is None:
         return None
     if spelled != artifact:
-        raise VersionExists(
+        raise errors.VersionExists(
             f"{artifact} is already on {hub.title}, spelled {spelled}.", hint=_OTHER_TAG
         )
     try:
         there = Version.on(hub, artifact)
         changed = version.changed_files(there)
-    except ArtifactNotFound:
+    except errors.ArtifactNotFound:
         changed = sorted(files)
     if changed:
-        raise VersionExists(
+        raise errors.VersionExists(
             f"{artifact} is already on {hub.title}, with other content ({', '.join(changed)}).",
             hint=_OTHER_TAG,
         )
@@ -408,12 +365,12 @@ def check_arrived(hub: Hub, version: Version, beside: Mapping[str, bytes]) -> No
     hub.refresh()
     try:
         got = Version.on(hub, version.id).hashes
-    except ArtifactNotFound:
-        raise DigestMismatchError.for_content(
+    except errors.ArtifactNotFound:
+        raise errors.DigestMismatchError.for_content(
             f"{version.id} on {hub.title}", want=version.digest, got=None
         ) from None
-    except NetworkError as error:
-        raise NetworkError(
+    except errors.NetworkError as error:
+        raise errors.NetworkError(
             f"{version.id} was written to {hub.title}, but could not be read back: {error.message}",
             hint="run the same command again, which is safe and checks it",
         ) from error
@@ -424,7 +381,7 @@ def check_arrived(hub: Hub, version: Version, beside: Mapping[str, bytes]) -> No
             got[file.path] = file.sha256 or sha256_hex(hub.fetch(version.id, file.path, limit=size))
     for name in sorted(want.keys() | got.keys()):
         if want.get(name) != got.get(name):
-            raise DigestMismatchError.for_content(
+            raise errors.DigestMismatchError.for_content(
                 f"{name} of {version.id} on {hub.title}",
                 want=want.get(name) or "no file",
                 got=got.get(name),
@@ -437,31 +394,27 @@ def tag_name(hub: Hub, artifact: ArtifactId) -> str | None:
 
 
 def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | None, str | None]:
-    """Tag `revision`. The commit is the truth, so that a tag that fails is a warning.
-
-    Returns:
-        The tag that names this version, or `None`; and the warning, or `None`.
-    """
+    """Tag `revision`: the tag that names this version, or `None`, and a warning. The commit is the
+    truth, so that a tag that fails is no error."""
     name = tag_name(hub, version.id)
     if name is None:
         return None, None
     try:
         hub.tag(name, revision, f"{version.id} {version.digest}")
-    except ConflictError:
+    except errors.ConflictError:
         if not _names(hub, name, version):
             return None, f"the tag {name} of {hub.title} names other content."
-    except OscarZooError as error:
+    except errors.OscarZooError as error:
         text = f"the tag {name} could not be made: {error.message} Publishing this again makes it."
         return None, text
     return name, None
 
 
 def _names(hub: Hub, tag: str, version: Version) -> bool:
-    """Whether `tag` stands on a commit that has this version, as when it was made by an earlier
-    run."""
+    """Whether `tag`, made by an earlier run, stands on a commit that has this version."""
     try:
         return not version.changed_files(Version.on(hub.at(tag), version.id))
-    except OscarZooError:
+    except errors.OscarZooError:
         return False
 
 
@@ -488,13 +441,12 @@ class ErrorReport(TypedDict):
     error: ErrorFacts
 
 
-def facts_of(errors: Sequence[OscarZooError]) -> list[ErrorFacts]:
-    """Errors as JSON has them."""
+def facts_of(errors: Sequence[errors.OscarZooError]) -> list[ErrorFacts]:
     return [ErrorFacts(error.code, error.message, error.hint) for error in errors]
 
 
 Failure = Annotated[
-    InstanceOf[OscarZooError] | None,
+    InstanceOf[errors.OscarZooError] | None,
     PlainSerializer(
         lambda error: facts_of([] if error is None else [error]), return_type=list[ErrorFacts]
     ),
@@ -503,28 +455,25 @@ Failure = Annotated[
 
 
 def writable_hubs(names: Sequence[str]) -> tuple[Hub, ...]:
-    """The hubs to write to, in order, those without commits last; without names, `publish` of
-    `config.toml`, or the zoo of this user."""
-    hubs = address.publishing_hubs(names)
+    """The hubs to write to, in order, those without commits last."""
+    hubs = address.Sources(names).publishing_hubs
     for hub in hubs:
         check_online(hub)
     return hubs
 
 
 def check_online(hub: Hub) -> None:
-    """Raise `OfflineError` when offline mode forbids asking `hub`."""
-    settings = address.load()
-    if address.is_remote(hub.name) and settings.offline:
-        raise OfflineError(
-            f"{hub.title} cannot be reached in offline mode.", hint=settings.go_online
-        )
+    sources = address.Sources()
+    if address.is_remote(hub.name) and sources.offline:
+        text = f"{hub.title} cannot be reached in offline mode."
+        raise errors.OfflineError(text, hint=sources.go_online)
 
 
 def write_to_each(
     hubs: Sequence[Hub], write: Callable[[Hub], R], doing: str, observer: Observer
-) -> tuple[tuple[R, ...], OscarZooError | None]:
+) -> tuple[tuple[R, ...], errors.OscarZooError | None]:
     """Run `write` on one hub after the other: what it gave, and why the next hub failed, after
-    which no other is tried. Who interrupts it is told which were written before."""
+    which no other is tried."""
     done: list[R] = []
     for hub in hubs:
         observer.advance(f"{doing} {hub.title}", 0, 0)
@@ -534,8 +483,8 @@ def write_to_each(
             for before in hubs[: len(done)]:
                 error.add_note(f"written before that: {before.name}")
             raise
-        except OscarZooError as error:
-            if isinstance(error, HubUnreachable | HubTimeout):
+        except errors.OscarZooError as error:
+            if isinstance(error, errors.HubUnreachable | errors.HubTimeout):
                 error.advise("check the connection, then run the same command again, which is safe")
             if not done:
                 raise

@@ -6,7 +6,7 @@ The local store takes no part: the same hubs give the same entries everywhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, NetworkError, NotFoundError
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.hubs.threads import in_parallel
+from oscar_zoo.registry.hubs.base import in_parallel
 from oscar_zoo.registry.index import Accepted, IndexEntry, Summary
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
@@ -37,36 +37,32 @@ class Entry:
     finds out."""
 
     id: ArtifactId
-    manifest: Manifest | None
-    recipe: ModelRecipe | None
-    summary: Summary
-    digest: str | None
-    status: Status
-    scores: tuple[Score, ...]
-    hubs: tuple[str, ...]
-    payload_bytes: int | None
+    manifest: Manifest | None = None
+    recipe: ModelRecipe | None = None
+    summary: Summary = field(default_factory=Summary)
+    digest: str | None = None
+    status: Status = field(default_factory=Status)
+    scores: tuple[Score, ...] = ()
+    hubs: tuple[str, ...] = ()
+    payload_bytes: int | None = None
     accepted: tuple[Accepted, ...] = ()
     base: str | None = None
     where: Where = "public"
 
     @property
     def measured(self) -> Measured | None:
-        """Perplexity and recall: of its scores, or as measured when it was made."""
         return Measured.best(self.scores, self.summary.measured)
 
     @property
     def family(self) -> str | None:
-        """What people call the kind of model, or `None`."""
         return self.recipe.family if self.recipe else None
 
     @property
     def model_id(self) -> str | None:
-        """Hub id of the base model, or `None`."""
         return self.recipe.hf_id if self.recipe else self.base
 
     @property
     def calibration(self) -> Calibration | None:
-        """The text of the fit, where the manifest is known."""
         return self.manifest.fit.calibration if self.manifest else None
 
     @property
@@ -87,12 +83,10 @@ class Entry:
 
     @property
     def gpqa(self) -> Score | None:
-        """The score of GPQA."""
         return self.score("gpqa")
 
     @property
     def perplexity_change(self) -> float | None:
-        """Change of perplexity over BF16 in percent."""
         return self.measured.change_percent if self.measured else None
 
     @property
@@ -130,15 +124,9 @@ def score_summary(score: Score) -> dict[str, Any]:
 def collect(
     catalog: Catalog, views: Sequence[HubView], model: str | None = None, *, quick: bool = False
 ) -> tuple[Entry, ...]:
-    """All artifacts of the package and of the hubs, or those of `model`, by id without case.
-
-    The first hub that has an artifact says its facts. An artifact whose manifest cannot be read is
-    listed with what is known without it.
-
-    Args:
-        views: hubs that answered, in the order in which they were asked.
-        quick: the indexes of remote hubs have to do, and no file is hashed.
-    """
+    """All artifacts of the package and of the hubs, or those of `model`, by id without case. The
+    first hub that has an artifact says its facts. With `quick` the indexes of remote hubs have to
+    do, and no file is hashed."""
     packaged = catalog.manifests(model)
     found = {one.artifact_id.key: entry_of(one, catalog=catalog) for one in packaged}
     for view in views:
@@ -156,7 +144,6 @@ def collect(
 def entry_of(
     manifest: Manifest, scores: Sequence[Score] = (), *, catalog: Catalog | None = None
 ) -> Entry:
-    """The entry of one manifest, with its own scores and those beside it."""
     registry, sizes = manifest.registry, [file.size for file in manifest.files]
     return Entry(
         id=manifest.artifact_id,
@@ -166,23 +153,18 @@ def entry_of(
         digest=manifest.digest,
         status=registry.status if registry else Status(),
         scores=joined(registry.scores if registry else (), scores),
-        hubs=(),
         payload_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         base=manifest.model.id,
     )
 
 
 def entry_of_index(listed: IndexEntry) -> Entry:
-    """The entry of what an index says, and nothing beside it."""
     return Entry(
         id=listed.artifact_id,
-        manifest=None,
-        recipe=None,
         summary=listed.summary or Summary(),
         digest=listed.digest,
         status=listed.status,
         scores=listed.scores,
-        hubs=(),
         payload_bytes=sum(file.size for file in listed.files),
         accepted=listed.accepted,
         base=listed.model,
@@ -191,23 +173,17 @@ def entry_of_index(listed: IndexEntry) -> Entry:
 
 def _offered(catalog: Catalog, view: HubView, artifact: ArtifactId, *, quick: bool) -> Entry:
     listed = view.index.entry(artifact)
+    entry = entry_of_index(listed) if listed else Entry(artifact)
     manifest = None if quick and view.is_remote else _manifest(view, artifact)
-    files = listed.file_digests if listed else manifest.file_digests if manifest else None
-    files = files or (() if quick else _listed_files(view, artifact))
-    summary = listed.summary if listed else None
-    return Entry(
-        id=artifact,
-        manifest=manifest,
-        recipe=catalog.recipe(artifact.model),
-        summary=Summary.of(manifest) if manifest else summary or Summary(),
-        digest=artifact_digest(files) if files else None,
-        status=view.status(artifact),
-        scores=listed.scores if listed else (),
-        hubs=(view.hub.name,),
-        payload_bytes=sum(file.size for file in files) if files else None,
-        accepted=listed.accepted if listed else (),
-        base=manifest.model.id if manifest else listed.model if listed else None,
-    )
+    if manifest is not None:
+        summary, base = Summary.of(manifest), manifest.model.id
+        entry = replace(entry, manifest=manifest, summary=summary, base=base)
+    files = (manifest.file_digests if manifest else None) or ()
+    if listed is None and (files := files or (() if quick else _listed_files(view, artifact))):
+        size = sum(file.size for file in files)
+        entry = replace(entry, digest=artifact_digest(files), payload_bytes=size)
+    recipe, status = catalog.recipe(artifact.model), view.status(artifact)
+    return replace(entry, id=artifact, recipe=recipe, status=status, hubs=(view.hub.name,))
 
 
 def _manifest(view: HubView, artifact: ArtifactId) -> Manifest | None:
@@ -234,16 +210,15 @@ def _joined(known: Entry | None, offered: Entry) -> Entry:
     if known is None:
         return offered
     first, second = (known, offered) if known.hubs else (offered, known)
-    return Entry(
+    return replace(
+        first,
         id=known.id,
         manifest=first.manifest or second.manifest,
         recipe=known.recipe,
         summary=first.summary if first.summary != Summary() else known.summary,
         digest=first.digest or known.digest,
-        status=first.status,
         scores=joined(first.scores, second.scores),
         hubs=(*known.hubs, *offered.hubs),
         payload_bytes=first.payload_bytes or known.payload_bytes,
-        accepted=first.accepted,
         base=first.base or second.base,
     )

@@ -7,7 +7,6 @@ Bytes that fail verification, or that break a promise (see `trust`), never reach
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, computed_field
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import durable, signature_file
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
@@ -30,42 +30,29 @@ from oscar_zoo.artifact.outcome import (
     refuse,
     says,
 )
-from oscar_zoo.errors import (
-    WITHOUT_OPTION,
-    DigestMismatchError,
-    MalformedFile,
-    NetworkError,
-    NotFoundError,
-    NotLocked,
-    OfflineError,
-    RevisionGone,
-    RevisionNotFound,
-)
-from oscar_zoo.registry import pins, trust
+from oscar_zoo.registry import pins
 from oscar_zoo.registry.asking import explained, first_answer
-from oscar_zoo.registry.catalog import Catalog, PayloadFile
-from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress
-from oscar_zoo.registry.hubs.threads import in_parallel
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress, in_parallel, is_commit
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.params import Signed
 from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.signatures import (
     NOT_SIGNED,
     KnownKeys,
-    SignatureWish,
     check_signature,
     unreadable,
 )
 from oscar_zoo.registry.store import Record, Store, StoredArtifact, find_installed
-from oscar_zoo.registry.trust import Trust
+from oscar_zoo.registry.trust import Promise, Trust
 from oscar_zoo.registry.view import HubView, ResolvedArtifact, find
 
 T = TypeVar("T")
 PARALLEL_FILES = 4
 ABSENT: Any = Field(exclude_if=lambda value: value is None)
 """Of a field that the JSON has only where there is something to say."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -150,17 +137,9 @@ class PullResult:
 
 @dataclass
 class PullJob:
-    """One pull, its arguments and its steps; `pull` or `plan` is what to call.
-
-    Attributes:
-        hubs: where from, in order.
-        trust: what was seen before and how strict to be.
-        signing: whether a signature is required, and keys that are known.
-        offline: take the copy in the store; only hubs in folders may be in `hubs`.
-        prefer_installed: take a copy in the store, if there is one, without asking whether a hub
-            has another.
-        refused: a copy in the store that lacks a valid signature, where one is required.
-    """
+    """One pull: what is asked for, and its steps. With `prefer_installed` a copy in the store is
+    taken without asking whether a hub has another; `refused` is one that lacks the signature which
+    is required."""
 
     reference: Reference
     hubs: Sequence[Hub]
@@ -168,9 +147,9 @@ class PullJob:
     _: KW_ONLY
     catalog: Catalog = field(default_factory=Catalog.packaged)
     trust: Trust = field(default_factory=Trust)
-    signing: SignatureWish = field(default_factory=SignatureWish)
+    signing: Signed = field(default_factory=Signed)
     offline: bool = False
-    go_online: str = WITHOUT_OPTION
+    go_online: str = errors.WITHOUT_OPTION
     prefer_installed: bool = False
     progress: Progress | None = None
     refused: tuple[str, SignatureReport] | None = field(default=None, init=False)
@@ -179,7 +158,7 @@ class PullJob:
         self.pin = self.trust.pinned(self.reference, self.catalog)
         if self.trust.locked and self.pin is None:
             place = self.trust.lock.path if self.trust.lock else pins.LOCK_NAME
-            raise NotLocked.for_name(str(self.reference), place)
+            raise errors.NotLocked.for_name(str(self.reference), place)
 
     def pull(self) -> PullResult:
         """Fetch, verify and store the artifact, or check the copy that is already there."""
@@ -194,7 +173,7 @@ class PullJob:
         with durable.held(durable.STORE, shared=True, timeout=30, root=self.store.root):
             try:
                 result, notes = self._ask(self._obtain)
-            except (NetworkError, NotFoundError) as error:
+            except (errors.NetworkError, errors.NotFoundError) as error:
                 if self.refused is not None:
                     what, signature = self.refused
                     signature.require(what)
@@ -206,38 +185,35 @@ class PullJob:
         return replace(result, notes=notes)
 
     def plan(self) -> ResolvedArtifact | PullResult:
-        """What `pull` would do: the installed copy it would take, or the offer it would fetch.
-        Writes nothing."""
+        """The installed copy that `pull` would take, or the offer it would fetch."""
         here = self._installed(self.offline)
         if here is not None:
             return here
         try:
             return self._ask(self._offer)[0]
-        except (NetworkError, NotFoundError) as error:
+        except (errors.NetworkError, errors.NotFoundError) as error:
             raise explained(error, self) from error.__cause__
 
-    def _installed(self, any_copy: bool) -> PullResult | None:
-        """The copy in the store, where no hub has to be asked: pinned, named by its digest, or
-        `any_copy` will do."""
+    def copy(self) -> Record | None:
+        """What the store has of it: exactly what is pinned, if anything is."""
         pin = self.pin
-        if pin is not None:
-            same = (
-                one
-                for one in self.store.installed()
-                if one.id.key == pin.artifact_id.key
-                and pin.same_bytes(one.digest, one.manifest_sha256)
-            )
-            record = next(same, None)
-        elif any_copy or self.reference.digest is not None:
-            record = find_installed(self.reference, self.store, self.catalog)
-        else:
+        if pin is None:
+            return find_installed(self.reference, self.store, self.catalog)
+        there = (one for one in self.store.installed() if one.id.key == pin.artifact_id.key)
+        same = (one for one in there if pin.same_bytes(one.digest, one.manifest_sha256))
+        return next(same, None)
+
+    def _installed(self, any_copy: bool) -> PullResult | None:
+        """The copy in the store, where no hub has to be asked."""
+        pin = self.pin
+        if pin is None and self.reference.digest is None and not any_copy:
             return None
-        stored = self.store.intact(record)
+        stored = self.store.intact(self.copy())
         if stored is None:
             return None
         hub = stored.record.source
         signature = self._signature_of(stored, hub)
-        if self.signing.required and signature.state != "valid":
+        if not self._will_do(signature):
             self.refused = (stored.record.id.reference, signature)
             return None  # a hub may have a signature of it
         here = _present(stored, hub, signature)
@@ -255,21 +231,19 @@ class PullJob:
         self.trust.remember(known)
 
     def _ask(self, call: Callable[[Hub], T]) -> tuple[T, tuple[str, ...]]:
-        """`call` of the first hub that answers, and a sentence for every hub that did not answer
-        before; the hub of a pin first, at its commit."""
+        """`call` of the first hub that answers, the hub of a pin first; and what others said."""
         hubs = tuple(self.hubs)
         if self.offline and not hubs:
-            raise OfflineError.for_name(str(self.reference), go_online=self.go_online)
+            raise errors.OfflineError.for_name(str(self.reference), go_online=self.go_online)
         if self.pin is not None:
             home = [hub for hub in hubs if pins.same_hub(hub.name, self.pin.hub)]
             hubs = (*home, *(hub for hub in hubs if hub not in home))
         return first_answer(hubs, call, name=str(self.reference))
 
     def _offer(self, hub: Hub) -> ResolvedArtifact:
-        """What `hub` offers, its listing already held against every promise."""
         pin = self.pin
         at_home = pin is not None and pins.same_hub(hub.name, pin.hub)
-        if pin is not None and at_home and _COMMIT.fullmatch(pin.revision or ""):
+        if pin is not None and at_home and is_commit(pin.revision):
             with self._at_pinned_commit(hub):
                 view = HubView(hub.at(str(pin.revision)), self.catalog, Index.empty())
                 found = view.offer(pin.artifact_id)
@@ -281,14 +255,13 @@ class PullJob:
 
     @contextlib.contextmanager
     def _at_pinned_commit(self, hub: Hub) -> Iterator[None]:
-        """A lock's commit may be gone when it is listed, or only when its files are fetched, since
-        listings are kept."""
+        """A lock's commit may be gone only when its files are fetched: listings are kept."""
         try:
             yield
-        except RevisionNotFound as error:
+        except errors.RevisionNotFound as error:
             if self.pin is None:
                 raise
-            raise RevisionGone(
+            raise errors.RevisionGone(
                 f"{hub.title} no longer has commit {str(self.pin.revision)[:12]}, which"
                 f" {self.pin.id} is locked to.",
                 hint="its history was rewritten; to lock what it offers now: --accept-new-digest",
@@ -297,8 +270,10 @@ class PullJob:
     def _check(self, offer: ResolvedArtifact, digest: str | None) -> bool:
         """Hold `digest` against everything promised before; whether anybody promised anything."""
         promised = self.trust.promises(offer.id, entry=offer.entry, packaged=offer.packaged_promise)
-        copy = self.store.find(offer.id)
-        promises = (*promised, *(() if copy is None else (trust.of_record(copy),)))
+        promises = [*promised]
+        if (copy := self.store.find(offer.id)) is not None:
+            by = f"the copy stored on {copy.fetched[:10]}"
+            promises.append(Promise(copy.digest, copy.manifest_sha256, by))
         self.trust.check(offer.id, digest, offer.manifest_sha256, of=promises, hub=offer.hub.title)
         return bool(promises)
 
@@ -316,7 +291,7 @@ class PullJob:
             )
             stored = self.store.intact(known if same else None)
             signature = None if stored is None else self._signature_of(stored, hub.name, view.key)
-            if stored and signature and (signature.state == "valid" or not self.signing.required):
+            if stored and signature and self._will_do(signature):
                 result = _present(stored, hub.name, signature, offer.warnings)
             else:
                 with self._at_pinned_commit(hub):
@@ -337,7 +312,9 @@ class PullJob:
         promised = self._check(offer, verified.digest)
         wanted = self.reference.digest
         if wanted is not None and not verified.digest.startswith(wanted):
-            raise DigestMismatchError.for_content(str(offer.id), want=wanted, got=verified.digest)
+            raise errors.DigestMismatchError.for_content(
+                str(offer.id), want=wanted, got=verified.digest
+            )
         if data is not None:
             files[SIGNATURE_NAME] = data
         entry = offer.entry
@@ -366,17 +343,19 @@ class PullJob:
     def _fetched_signature(
         self, offer: ResolvedArtifact, files: dict[str, bytes]
     ) -> tuple[SignatureReport, bytes | None]:
-        """What is known about the signature of fetched files, which nothing has parsed yet, and the
-        signature file."""
+        """The signature of fetched files, which nothing has parsed yet."""
         data = None
         try:
             data = fetch_signature(offer)
             report = check_signature(data, files, self._keys(offer.hub.name, offer.view.key))
-        except MalformedFile as error:
+        except errors.MalformedFile as error:
             report = unreadable(error)
-        if self.signing.required:
+        if self.signing.require_signature:
             report.require(f"{offer.id.reference} on {offer.hub.title}")
         return report, data
+
+    def _will_do(self, signature: SignatureReport) -> bool:
+        return signature.state == "valid" or not self.signing.require_signature
 
     def _signature_of(
         self, stored: StoredArtifact, hub: str, key: str | None = None
@@ -384,31 +363,27 @@ class PullJob:
         return check_signature(stored.signature, stored.signed_files, self._keys(hub, key))
 
     def _keys(self, hub: str, key: str | None) -> KnownKeys:
-        """What is known for artifacts of `hub`, whose index is signed with `key`, or is not read
-        now."""
+        """What is known for artifacts of `hub`, whose index is signed with `key`."""
         return KnownKeys.gather(self.signing.keys, {hub: key or self.trust.key_of(hub)})
 
 
 def fetch_files(offer: ResolvedArtifact, progress: Progress | None = None) -> dict[str, bytes]:
-    """The payload, every file as its hub lists it.
-
-    A file that differs from the listing is fetched once more from the same hub, then refused."""
+    """The payload, every file as its hub lists it."""
     size = sum(file.size for file in offer.files)
     if size > MAX_ARTIFACT_BYTES:
         text = f"{offer.id} has {size} bytes, at most {MAX_ARTIFACT_BYTES} are fetched."
-        raise MalformedFile("file.size", text)
+        raise errors.MalformedFile("file.size", text)
     calls = [partial(_fetch, offer, file, progress) for file in offer.files]
     bodies = in_parallel(calls, workers=PARALLEL_FILES)
     return {file.path: data for file, data in zip(offer.files, bodies, strict=True)}
 
 
 def fetch_signature(offer: ResolvedArtifact) -> bytes | None:
-    """The signature file, or `None` where the hub lists none."""
     file = offer.signature
     if file is None:
         return None
     if file.size > signature_file.MAX_BYTES:
-        raise MalformedFile(
+        raise errors.MalformedFile(
             "file.size",
             f"{file.path} of {offer.id} has {file.size:,} bytes, at most"
             f" {signature_file.MAX_BYTES:,} are read.",
@@ -417,7 +392,6 @@ def fetch_signature(offer: ResolvedArtifact) -> bytes | None:
 
 
 def verify_payload(offer: ResolvedArtifact, payload: dict[str, bytes]) -> Verified:
-    """Verify fetched files; raises `VerificationFailed` for anything but `Verified`."""
     # numpy: a pull of what is here already does without
     from oscar_zoo.artifact.verify import verify_files
 
@@ -434,15 +408,14 @@ def verify_payload(offer: ResolvedArtifact, payload: dict[str, bytes]) -> Verifi
 
 
 def _fetch(offer: ResolvedArtifact, file: HubFile, progress: Progress | None) -> bytes:
-    for _ in range(2):
-        data = offer.hub.fetch(offer.id, file.path, limit=file.size, progress=progress)
-        got = sha256_hex(data)
-        if len(data) == file.size and file.sha256 in (None, got):
-            return data
+    data = offer.hub.fetch(offer.id, file.path, limit=file.size, progress=progress)
+    got = sha256_hex(data)
+    if len(data) == file.size and file.sha256 in (None, got):
+        return data
     want = file.sha256 or f"{file.size} bytes"
     seen = got if file.sha256 else f"{len(data)} bytes"
     what = f"{file.path} of {offer.id} on {offer.hub.title}"
-    raise DigestMismatchError.for_content(what, want=want, got=seen)
+    raise errors.DigestMismatchError.for_content(what, want=want, got=seen)
 
 
 def _present(
@@ -455,7 +428,6 @@ def _present(
 
 
 def _remarks(artifact: ArtifactId, signature: SignatureReport) -> tuple[str, ...]:
-    """A sentence about a signature that is there and is not valid."""
     if signature.state != "invalid":
         return ()
     return (f"{artifact.reference} {signature.message}",)
@@ -465,7 +437,7 @@ def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) ->
     return Pin(
         id=str(record.id),
         digest=record.digest,
-        files=tuple(PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
+        files=record.files,
         manifest_sha256=record.manifest_sha256,
         hub=hub,
         revision=revision,

@@ -25,17 +25,15 @@ from typing import NamedTuple
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.errors import MalformedFile, PathNotFound
+from oscar_zoo.registry.hubs.base import is_commit
 from oscar_zoo.registry.store import COMPLETE, RECORD_NAME, RECORD_SCHEMA, Record, Store, inside
 
 HUB_METADATA_SECONDS = 30 * 24 * 3600
 _HEX = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _PATIENCE = 10.0
 
 
 class FileInode(NamedTuple):
-    """One file by its identity on the disk: device and inode, how many names it has, its bytes."""
-
     key: tuple[int, int]
     links: int
     size: int
@@ -58,12 +56,8 @@ class Garbage:
 
 @dataclass(frozen=True)
 class GcReport:
-    """What was removed, or would be.
-
-    Attributes:
-        freed: bytes of disk that this gives back; a file that has a name elsewhere gives none.
-        exclusive: whether others were kept out; without that, blobs younger than an hour stay.
-    """
+    """What was removed, or would be. `freed` are bytes of disk that this gives back, none of a file
+    that has a name elsewhere; without `exclusive`, blobs younger than an hour stayed."""
 
     removed: tuple[Garbage, ...]
     freed: int
@@ -93,8 +87,7 @@ def gc(store: Store, *, dry_run: bool = False, patience: float = _PATIENCE) -> G
 
 
 def is_rotten(entry: Path) -> bool:
-    """Whether the complete entry in the folder `entry` lost its record; that of another version is
-    not rotten."""
+    """Whether a complete entry lost its record; that of another version is not rotten."""
     if not (entry / COMPLETE).exists() or Record.read(entry) is not None:
         return False
     try:
@@ -105,7 +98,6 @@ def is_rotten(entry: Path) -> bool:
 
 
 def _leftovers(store: Store) -> Iterator[Garbage]:
-    """`.tmp.*` of this user in every folder we write to."""
     hubs = _folders(store.root / "hubs")
     commits = [commit for hub in hubs for commit in _folders(hub)]
     files = [commit / "files" for commit in commits]
@@ -117,8 +109,7 @@ def _leftovers(store: Store) -> Iterator[Garbage]:
 
 
 def _incomplete(store: Store, before: float) -> Iterator[Garbage]:
-    """Entries without their mark, and those with a rotten record; what another version wrote
-    stays."""
+    """Entries without their mark, and those with a rotten record."""
     for entry in store.entry_folders():
         if not (entry / COMPLETE).exists() or is_rotten(entry):
             yield from _item(entry, "incomplete entry", before)
@@ -145,7 +136,7 @@ def _hub_metadata(store: Store, before: float) -> Iterator[Garbage]:
     """What hubs said of commits that nobody asked for in a month."""
     for hub in _folders(store.root / "hubs"):
         for folder in _folders(hub):
-            if _COMMIT.fullmatch(folder.name):
+            if is_commit(folder.name):
                 yield from _item(folder, "hub metadata", before)
 
 

@@ -8,17 +8,15 @@ an artifact are named by its digest alone; nothing in the index can change what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import FormatVersion, HubLocation, HubScheme, Manifest, Status
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Digest, Hex64, ModelId, Score, Spec, Text, validated
-from oscar_zoo.errors import MalformedFile, UsageError, malformed_hint
-from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.artifact.specs import Document, Hex64, ModelId, Score, Spec, Text
+from oscar_zoo.errors import UsageError
+from oscar_zoo.registry.catalog import Payload
 from oscar_zoo.registry.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.measured import Measured
 
@@ -55,29 +53,8 @@ class Summary(Spec):
         )
 
 
-class Listed(Spec):
-    """One artifact by its payload, which is without `oscar.json`, and the sha256 of that."""
-
-    id: Text
-    digest: Digest
-    files: tuple[PayloadFile, ...]
+class Listed(Payload):
     manifest_sha256: Hex64 | None
-
-    @model_validator(mode="after")
-    def _of_its_files(self) -> Self:
-        ArtifactId.parse(self.id)
-        if (digest := artifact_digest(self.file_digests)) != self.digest:
-            raise ValueError(f"digest is not that of the file list ({digest})")
-        return self
-
-    @property
-    def artifact_id(self) -> ArtifactId:
-        return ArtifactId.parse(self.id)
-
-    @property
-    def file_digests(self) -> tuple[FileDigest, ...]:
-        """The payload, sorted by path, in the form of `artifact.digest`."""
-        return tuple(sorted(FileDigest(file.path, file.sha256, file.size) for file in self.files))
 
 
 class IndexEntry(Listed):
@@ -95,17 +72,19 @@ class IndexEntry(Listed):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         paths = [file.path.casefold() for file in self.files]
-        if len(set(paths)) != len(paths) or not paths:
-            raise ValueError("file paths must be unique and at least one")
+        if len(set(paths)) != len(paths):
+            raise ValueError("file paths must be unique")
         for alias in map(Reference.parse, self.aliases):
             if alias.tag is not None or alias.digest is not None:
                 raise ValueError(f"the alias {alias} is not a plain name")
         return self
 
 
-class Index(Spec):
+class Index(Document):
     """All artifacts of a hub, sorted by id without case, which is unique."""
 
+    NAME, CODE, MAX_BYTES = INDEX_NAME, "index", MAX_ROOT_BYTES
+    REMEDY = "restore it from a backup or a mirror, or ask the owner of the hub to"
     schema_: Literal["oscar-zoo.index/1"] = Field(alias="schema")
     serial: Annotated[int, Field(ge=0, lt=1 << 53)]
     artifacts: tuple[IndexEntry, ...]
@@ -120,17 +99,13 @@ class Index(Spec):
 
     @classmethod
     def empty(cls) -> Self:
-        """The index of a hub that has none."""
         return cls(schema=SCHEMA, serial=0, artifacts=())
 
     def entry(self, artifact: ArtifactId) -> IndexEntry | None:
-        """The entry of `artifact` (any case), or `None`."""
         found = (entry for entry in self.artifacts if entry.artifact_id.key == artifact.key)
         return next(found, None)
 
     def aliased(self, name: str) -> tuple[IndexEntry, ...]:
-        """Entries that list `name` (any case) as an alias: at most one, by the rules of the
-        index."""
         key = name.casefold()
         return tuple(e for e in self.artifacts if key in {alias.casefold() for alias in e.aliases})
 
@@ -145,34 +120,17 @@ class Index(Spec):
             raise UsageError(f"{error}.", hint="choose another alias") from None
         return type(self)(schema=SCHEMA, serial=self.serial + 1, artifacts=artifacts)
 
-    def to_bytes(self) -> bytes:
-        """The file form: sorted keys, one space of indent, final newline."""
-        value = self.model_dump(mode="json", by_alias=True)
+    def to_json(self) -> dict[str, Any]:
+        value = super().to_json()
         for entry in value["artifacts"]:  # readers of before these keys refuse them
             if entry["summary"] is not None and entry["summary"]["measured"] is None:
                 del entry["summary"]["measured"]
             if not entry["accepted"]:
                 del entry["accepted"]
-        return strict_json.pretty_bytes(value)
-
-    @classmethod
-    @malformed_hint("restore it from a backup or a mirror, or ask the owner of the hub to")
-    def from_bytes(cls, data: bytes, *, what: str = INDEX_NAME) -> Self:
-        """Parse an untrusted index."""
-        value = strict_json.loads(data, what=what, max_bytes=MAX_ROOT_BYTES)
-        if type(value) is not dict:
-            raise MalformedFile("index.schema", f"{what} is not a JSON object.")
-        if value.get("schema") != SCHEMA:
-            raise MalformedFile(
-                "index.version",
-                f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}.",
-                hint="a newer version of this tool may read it: pip install -U oscar-zoo",
-            )
-        return validated(cls, value, code="index.schema", what=what)
+        return value
 
 
 def _check_aliases(entries: Sequence[IndexEntry]) -> None:
-    """Raise `ValueError` when an alias names two artifacts, or is the name of another model."""
     models: dict[str, set[str]] = {}
     for entry in entries:
         for name in (entry.artifact_id.model, entry.model):

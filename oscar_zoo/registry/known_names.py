@@ -20,9 +20,8 @@ from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import MalformedFile, OscarZooError
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import address
-from oscar_zoo.registry.hubs.base import INDEX_NAME, Hub
+from oscar_zoo.registry.hubs.base import INDEX_NAME, Hub, within
 from oscar_zoo.registry.hubs.remote import RemoteHub, newest_files
-from oscar_zoo.registry.hubs.threads import within
 from oscar_zoo.registry.index import ACCEPTED, Index
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.pins import PinFile
@@ -36,15 +35,13 @@ PATIENCE = 4.0
 
 
 def stored_versions() -> list[ArtifactId]:
-    """The artifacts in the local store, by id."""
     with contextlib.suppress(OscarZooError, OSError):
         return _once(record.id for record in Store().installed())
     return []
 
 
 def known_versions() -> list[ArtifactId]:
-    """The artifacts that are stored, listed by a hub in a folder or by a kept index, or packaged,
-    by id."""
+    """The artifacts that are stored, packaged, or listed by a folder or a kept index."""
     ids = stored_versions() + [m.artifact_id for m in Catalog.packaged().manifests()]
     for hub in _folders():
         with contextlib.suppress(OscarZooError, OSError):
@@ -55,8 +52,7 @@ def known_versions() -> list[ArtifactId]:
 
 
 def known_models() -> list[str]:
-    """Every name of a model, its aliases and those of single versions included, sorted without
-    case, each once."""
+    """Every name of a model or of a single version, aliases too, sorted without case."""
     names = [version.model for version in known_versions()]
     catalog = Catalog.packaged()
     for recipe in catalog.recipes():
@@ -70,8 +66,7 @@ def known_models() -> list[str]:
 
 
 def close_names(name: str) -> tuple[str, ...]:
-    """Names of models like `name`, best first; none where `name` itself is known. `name` may have
-    tag and digest."""
+    """Names of models like `name`, best first; none where it is known itself."""
     bare = re.split("[:@]", name, maxsplit=1)[0]
     if knows(bare):
         return ()
@@ -80,7 +75,6 @@ def close_names(name: str) -> tuple[str, ...]:
 
 
 def knows(name: str) -> bool:
-    """Whether `name`, without tag and digest, is that of a model or an alias, in any case."""
     if Catalog.packaged().recipe(name) is not None:
         return True
     return name.casefold() in {other.casefold() for other in known_models()}
@@ -95,8 +89,7 @@ def aliased(name: str, views: Iterable[HubView] = ()) -> ArtifactId | None:
 
 
 def expand(reference: Reference, views: Iterable[HubView] = ()) -> Reference:
-    """`reference`, with the version that is meant in place of an alias; arguments as for
-    `aliased`."""
+    """`reference`, with the version that is meant in place of an alias."""
     if reference.tag is not None or Catalog.packaged().recipe(reference.name) is not None:
         return reference
     version = aliased(reference.name, views)
@@ -110,8 +103,7 @@ def find_stored(reference: Reference, store: Store) -> Record | None:
 
 
 def stored_reference(reference: Reference, store: Store) -> Reference:
-    """`reference`, with the stored version that is meant in place of an alias; the store itself
-    knows no aliases."""
+    """`reference` as the store knows it: without aliases."""
     known = find_stored(reference, store)
     if known is None or find_installed(reference, store) is not None:
         return reference
@@ -119,9 +111,7 @@ def stored_reference(reference: Reference, store: Store) -> Reference:
 
 
 def _once(ids: Iterable[ArtifactId]) -> list[ArtifactId]:
-    found: dict[str, ArtifactId] = {}
-    for version in ids:
-        found.setdefault(version.key, version)
+    found = {version.key: version for version in reversed([*ids])}
     return [found[key] for key in sorted(found)]
 
 
@@ -145,15 +135,15 @@ def _indexes() -> Iterator[Index]:
 def status_warnings(
     record: Record, catalog: Catalog | None = None, *, ask: bool = False
 ) -> tuple[str, ...]:
-    """A sentence where `record` was yanked or deprecated, with the reason, and one where it is
-    poor; nothing where it is offered and good. `ask` allows to ask a remote hub."""
+    """Sentences where `record` was yanked or deprecated, or is poor. `ask` allows to ask a remote
+    hub."""
     status = _warnings(record.id, record.digest, record.source, catalog, ask=ask)
     return (*status, *quality_warnings(record))
 
 
 def quality_warnings(record: Record) -> tuple[str, ...]:
-    """A sentence where the last known index of its hub, its own record or its manifest says that
-    `record` is poor; no hub is asked."""
+    """A sentence where the last known index of its hub, its record or its manifest says that it is
+    poor."""
     accepted: set[str] = {*record.accepted}
     entry = _index(record.source, ask=False).entry(record.id)
     if entry is not None and entry.digest == record.digest:
@@ -167,7 +157,6 @@ def quality_warnings(record: Record) -> tuple[str, ...]:
 
 
 def measured_when_made(record: Record) -> Measured | None:
-    """The figures in the `oscar.json` of `record`, which is not hashed for it."""
     with contextlib.suppress(OscarZooError):
         data = read_file(record.path / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
         manifest = Manifest.readable(data)
@@ -176,8 +165,8 @@ def measured_when_made(record: Record) -> Measured | None:
 
 
 def locked_warnings(lock: PinFile, catalog: Catalog | None = None) -> tuple[str, ...]:
-    """A sentence for every version in the lock of a project that was yanked or deprecated since,
-    whether or not it is here, or what is wrong with the lock; no hub is asked."""
+    """A sentence for every version in a lock that was yanked or deprecated since, or what is wrong
+    with the lock; no hub is asked."""
     try:
         pinned = lock.read().artifacts
     except MalformedFile as error:
@@ -205,7 +194,7 @@ def _warnings(
 def _index(source: str, *, ask: bool) -> Index:
     """The last known index of the hub `source`; an empty one where none can be had."""
     documents: list[bytes | None] = []
-    with contextlib.suppress(OscarZooError):  # it may have been a hub of another time
+    with contextlib.suppress(OscarZooError, OSError):  # it may be a hub of another time
         hub = address.open_hub(source)
         if isinstance(hub, RemoteHub):
             age = hub.cache.seconds_since_answer()

@@ -12,16 +12,9 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.outcome import says
-from oscar_zoo.errors import (
-    AccessError,
-    HubUnreachable,
-    LoginRequired,
-    MalformedFile,
-    OscarZooError,
-    UsageError,
-)
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry.hubs import address, table
 from oscar_zoo.registry.params import LoginParams
@@ -52,7 +45,7 @@ def run(params: LoginParams, observer: Observer = SILENT) -> Account:
         return _huggingface(observer, params.force)
     found = table.modelscope_credential()
     if found is None:
-        raise UsageError(
+        raise errors.UsageError(
             "MODELSCOPE_API_TOKEN is not set; the login that ModelScope's client saves is a pickle"
             " and is never read.",
             hint="set the variable to a token of your ModelScope account",
@@ -66,11 +59,11 @@ def _huggingface(observer: Observer, force: bool) -> Account:
         hint = "set HF_TOKEN to a token of your Hugging Face account"
         if before is not None:
             hint = f"none is needed: a token comes from {before.source}; check it: oscar-zoo doctor"
-        raise UsageError("a login needs a terminal.", hint=hint)
+        raise errors.UsageError("a login needs a terminal.", hint=hint)
     user = whoami() if before is not None and not force else None
     if user is None:
         if before is not None and before.is_variable and not force:
-            raise LoginRequired(
+            raise errors.LoginRequired(
                 f"Hugging Face refuses the token in {before.source}, which wins over a login.",
                 hint=f"unset or replace {before.source}",
             )
@@ -78,7 +71,7 @@ def _huggingface(observer: Observer, force: bool) -> Account:
         user = whoami()
     after = table.huggingface_credential()
     if user is None or after is None:
-        raise LoginRequired.for_hub(TITLE, sent_token=True)
+        raise errors.LoginRequired.for_hub(TITLE, sent_token=True)
     if force and after.is_variable:
         text = f"warning: {after.source} is set and wins over the login that was saved"
         observer.note(Note("login.hidden", text, {"source": after.source}, kind="step"))
@@ -86,14 +79,12 @@ def _huggingface(observer: Observer, force: bool) -> Account:
 
 
 def whoami() -> str | None:
-    """The user's name on Hugging Face, or `None` without a token, or with one that the hub
-    refuses."""
     from huggingface_hub import constants
 
     from oscar_zoo.registry.hubs.http import Transport
     from oscar_zoo.registry.hubs.huggingface import user_token
 
-    limits = replace(address.load().network, tries=1)
+    limits = replace(address.Sources().network, tries=1)
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
 
     def refusal(reply: HttpReply, sent_token: bool) -> Exception:
@@ -104,10 +95,10 @@ def whoami() -> str | None:
     try:
         reply = hub.get(f"{hub.endpoint}/api/whoami-v2", limit=1 << 20, seconds=seconds)
         return str(strict_json.loads(reply.body, what="the answer")["name"])
-    except LoginRequired:
+    except errors.LoginRequired:
         return None
-    except (MalformedFile, LookupError, TypeError):
-        raise HubUnreachable.for_hub(TITLE, "it does not say who this is") from None
+    except (errors.MalformedFile, LookupError, TypeError):
+        raise errors.HubUnreachable.for_hub(TITLE, "it does not say who this is") from None
 
 
 def _log_in() -> None:
@@ -126,10 +117,10 @@ def _log_in() -> None:
             return _refused(error.response.status_code)
         except DeviceCodeError:
             again = "run it again: oscar-zoo login"
-            return AccessError("Hugging Face did not confirm the login.", hint=again)
+            return errors.AccessError("Hugging Face did not confirm the login.", hint=again)
         except ValueError:
             own = "paste one of your own account"
-            return UsageError("Hugging Face takes no such token for a login.", hint=own)
+            return errors.UsageError("Hugging Face takes no such token for a login.", hint=own)
         return None
 
     try:
@@ -141,7 +132,7 @@ def _log_in() -> None:
         raise refusal
 
 
-def _refused(status: int) -> OscarZooError:
+def _refused(status: int) -> errors.OscarZooError:
     if status in (401, 403):
-        return LoginRequired.for_hub(TITLE, sent_token=True)
-    return HubUnreachable.for_hub(TITLE, f"it answers with status {status}")
+        return errors.LoginRequired.for_hub(TITLE, sent_token=True)
+    return errors.HubUnreachable.for_hub(TITLE, f"it answers with status {status}")

@@ -10,29 +10,17 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, path_text
-from oscar_zoo.errors import (
-    AccessError,
-    AmbiguousName,
-    ArtifactNotFound,
-    HubTimeout,
-    HubUnreachable,
-    NetworkError,
-    NotFoundError,
-    OscarZooError,
-    PathNotFound,
-    UsageError,
-)
 from oscar_zoo.observer import SILENT
 from oscar_zoo.registry import known_names, score_file
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect, entry_of
 from oscar_zoo.registry.hubs.address import Sources
-from oscar_zoo.registry.hubs.base import Hub
-from oscar_zoo.registry.hubs.threads import in_parallel, within
+from oscar_zoo.registry.hubs.base import Hub, in_parallel, within
 from oscar_zoo.registry.index import ACCEPTED, Summary
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.targets import ModelTarget, NameTarget, PathTarget, Target, looking_up
@@ -43,32 +31,31 @@ PATIENCE = 6.0
 """Seconds that looking at one hub may take."""
 
 
-def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
-    """Load the index and the listing of every hub: those that answered, in order, and what the
-    others said."""
+def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[errors.OscarZooError]]:
+    """The index and listing of each hub that answered, in order, and what the others said."""
     if len(hubs) == 1:
         return [_load(hubs[0])], []
     answers = in_parallel([partial(_attempt, hub) for hub in hubs], workers=len(hubs) or 1)
     views = [answer for answer in answers if isinstance(answer, HubView)]
-    return views, [answer for answer in answers if isinstance(answer, OscarZooError)]
+    return views, [answer for answer in answers if isinstance(answer, errors.OscarZooError)]
 
 
 def unknown_name(
-    name: str, unreachable: Sequence[OscarZooError], close: Sequence[str]
-) -> OscarZooError:
-    """The error for a `name` that no hub has which answered; one of those that are `unreachable`
-    may have it. `close` are names like it that are known, best first."""
-    silent = [error.message for error in unreachable if isinstance(error, NetworkError)]
+    name: str, unreachable: Sequence[errors.OscarZooError], close: Sequence[str]
+) -> errors.OscarZooError:
+    """The error for a name that no hub has which answered; `close` are names like it, best
+    first."""
+    silent = [error.message for error in unreachable if isinstance(error, errors.NetworkError)]
     if silent:
-        return HubUnreachable.for_unknown(name, silent, close)
-    return ArtifactNotFound.for_name(name, close)
+        return errors.HubUnreachable.for_unknown(name, silent, close)
+    return errors.ArtifactNotFound.for_name(name, close)
 
 
-def _attempt(hub: Hub) -> HubView | OscarZooError:
-    late = partial(HubTimeout.for_hub, hub.title, f"did not answer within {PATIENCE:.0f} s")
+def _attempt(hub: Hub) -> HubView | errors.OscarZooError:
+    late = partial(errors.HubTimeout.for_hub, hub.title, f"did not answer within {PATIENCE:.0f} s")
     try:
         return within(PATIENCE, partial(_load, hub), error=late)
-    except (NetworkError, AccessError, NotFoundError) as error:
+    except (errors.NetworkError, errors.AccessError, errors.NotFoundError) as error:
         return error
 
 
@@ -80,13 +67,11 @@ def _load(hub: Hub) -> HubView:
 
 def known_entries(
     targets: Sequence[Target], sources: Sources
-) -> tuple[list[Entry], list[OscarZooError]]:
-    """What each target means: the artifact in a folder, or the one that a name means.
-
-    A name without a tag means the default version of the model, or its only one. The package and
-    the hubs are asked, then the local store. No hub is asked for folders."""
+) -> tuple[list[Entry], list[errors.OscarZooError]]:
+    """What each target means: the artifact in a folder, or the default or only version of a name.
+    The package and the hubs are asked, then the local store; no hub is asked for folders."""
     views: list[HubView] = []
-    unreachable: list[OscarZooError] = []
+    unreachable: list[errors.OscarZooError] = []
     if not all(isinstance(target, PathTarget) for target in targets):
         views, unreachable = look(sources.hubs)
     entries = []
@@ -100,17 +85,18 @@ def known_entries(
 
 
 def served_entry(reference: Reference) -> Entry | None:
-    """The version that `serve` would take for `reference`, as far as this machine knows: a copy in
-    the local store, else what the package and hubs in folders say. `None` where they know none, or
-    several of which none is the default."""
-    with contextlib.suppress(AmbiguousName, ArtifactNotFound):
+    """The version that `serve` would take, as far as this machine knows; `None` where it knows
+    none, or several of which none is the default."""
+    with contextlib.suppress(errors.AmbiguousName, errors.ArtifactNotFound):
         views, _ = look(Sources(offline=True).hubs)
         return _stored(reference) or _named(NameTarget(str(reference), reference), views, ())
     return None
 
 
 def _named(
-    target: NameTarget | ModelTarget, views: Sequence[HubView], unreachable: Sequence[OscarZooError]
+    target: NameTarget | ModelTarget,
+    views: Sequence[HubView],
+    unreachable: Sequence[errors.OscarZooError],
 ) -> Entry:
     catalog = Catalog.packaged()
     reference = known_names.expand(target.reference, views)
@@ -122,7 +108,7 @@ def _named(
     if len(found) > 1 and reference.tag is None and reference.digest is None:
         found = [one for one in found if one.id.tag == default] or found
     if len(found) > 1:
-        raise AmbiguousName.for_name(str(target), [one.id.reference for one in found])
+        raise errors.AmbiguousName.for_name(str(target), [one.id.reference for one in found])
     entry = found[0] if found else _stored(reference)
     if entry is None:
         raise _unknown(target, versions, views, unreachable)
@@ -130,8 +116,7 @@ def _named(
 
 
 def _stored(reference: Reference) -> Entry | None:
-    """A copy in the local store of what no hub that was asked has, with what the index of its hub
-    said of its quality; `None` where there is none."""
+    """A copy in the local store of what no hub that was asked has."""
     store = Store()
     record = known_names.find_stored(reference, store)
     copy = store.intact(record)
@@ -145,13 +130,9 @@ def _stored(reference: Reference) -> Entry | None:
         return replace(entry, summary=summary, accepted=accepted)
     return Entry(
         id=record.id,
-        manifest=None,
         recipe=Catalog.packaged().recipe(record.id.model),
         summary=Summary(measured=record.measured),
         digest=record.digest,
-        status=Status(),
-        scores=(),
-        hubs=(),
         payload_bytes=sum(file.size for file in record.files),
         accepted=accepted,
     )
@@ -161,14 +142,14 @@ def _unknown(
     target: NameTarget | ModelTarget,
     versions: Sequence[Entry],
     views: Sequence[HubView],
-    unreachable: Sequence[OscarZooError],
-) -> OscarZooError:
+    unreachable: Sequence[errors.OscarZooError],
+) -> errors.OscarZooError:
     catalog, name = Catalog.packaged(), target.reference.name
     if versions:
-        return ArtifactNotFound.among(str(target), [one.id.reference for one in versions])
+        return errors.ArtifactNotFound.among(str(target), [one.id.reference for one in versions])
     recipe = catalog.recipe(name)
     if recipe is not None:
-        return ArtifactNotFound.for_model(recipe.name)
+        return errors.ArtifactNotFound.for_model(recipe.name)
     models = {artifact.model for view in views for artifact in view.hub.artifacts()}
     return unknown_name(str(target), unreachable, catalog.close_matches(name, models))
 
@@ -180,12 +161,16 @@ def _in_folder(target: PathTarget) -> Entry:
         hint = f"to check it: oscar-zoo verify {quote(path_text(target.path))}"
         if (folder / FILE_NAME).is_file():
             hint = f"name the folder: {'./' if folder == Path() else quote(path_text(folder))}"
-        raise UsageError(f"{target} is a file; this takes the folder of an artifact.", hint=hint)
+        raise errors.UsageError(
+            f"{target} is a file; this takes the folder of an artifact.", hint=hint
+        )
     if not target.path.is_dir():
-        raise PathNotFound.for_path(target, "folder of an artifact")
+        raise errors.PathNotFound.for_path(target, "folder of an artifact")
     if not path.is_file():
         where = "name a folder that compute, fit or pull --output wrote"
-        raise PathNotFound(f"{target} has no {FILE_NAME}, so nothing is known of it.", hint=where)
+        raise errors.PathNotFound(
+            f"{target} has no {FILE_NAME}, so nothing is known of it.", hint=where
+        )
     data = read_file(path, max_bytes=strict_json.MAX_BYTES)
     manifest = Manifest.from_bytes(data, what=str(path))
     beside = score_file.read(score_file.in_folder(target.path))

@@ -27,7 +27,6 @@ _STDERRS: Final = 2 * 1.96
 
 
 def is_poor(change_percent: float) -> bool:
-    """Whether a rise of perplexity is more than `POOR_PERCENT`."""
     return round(change_percent, 6) > POOR_PERCENT
 
 
@@ -57,7 +56,6 @@ class Measured(Spec):
 
     @classmethod
     def from_json(cls, value: object) -> Self | None:
-        """The figures in a JSON value; `None` where it has none, or none that make sense."""
         try:
             return None if value is None else cls.model_validate(value)
         except ValidationError:
@@ -65,7 +63,6 @@ class Measured(Spec):
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self | None:
-        """The figures of `manifest`; `None` where it has none, or none that make sense."""
         selection = manifest.fit.selection or {}
         chosen, heldout = _object(selection.get("chosen")), _object(selection.get("heldout"))
         calibration, tool = manifest.fit.calibration, manifest.tool
@@ -86,8 +83,7 @@ class Measured(Spec):
 
     @classmethod
     def of_scores(cls, scores: Sequence[Score]) -> Self | None:
-        """The figures among the scores of an artifact; `None` where there are none with their BF16
-        baseline, or none that make sense."""
+        """The figures among the scores, with their BF16 baseline."""
         found = {score.task: score for score in scores if is_figure(score)}
         first = found.get(PERPLEXITY) or found.get(RECALL)
         if first is None:
@@ -101,14 +97,13 @@ class Measured(Spec):
         facts |= _perplexity_facts(found.get(PERPLEXITY))
         recall = found.get(RECALL)
         if recall is not None and recall.baseline is not None:
-            facts["recall"] = _share(recall.value)
-            facts["recall_bf16"] = _share(recall.baseline.value)
+            both = {"recall": recall.value, "recall_bf16": recall.baseline.value}
+            facts |= {name: None if said is None else said / 100 for name, said in both.items()}
         return cls.from_json(facts)
 
     @classmethod
     def best(cls, scores: Sequence[Score], made: Self | None) -> Self | None:
-        """What to show of an artifact: the figures among its scores, or those of its manifest,
-        `made`, where these say more."""
+        """The figures among the scores, or those of the manifest, `made`, where these say more."""
         attached = cls.of_scores(scores)
         if attached is None or made is None:
             return attached or made
@@ -116,7 +111,6 @@ class Measured(Spec):
 
     @property
     def is_poor(self) -> bool:
-        """Whether perplexity rises by more than `POOR_PERCENT`."""
         return self.change_percent is not None and is_poor(self.change_percent)
 
     def as_scores(self) -> tuple[Score, ...]:
@@ -136,7 +130,6 @@ class Measured(Spec):
 
     @property
     def by(self) -> str:
-        """Who measured, and on what."""
         of = f" of {self.dataset}" if self.dataset else ""
         return (
             f"measured by {self.tool} on {f'{self.tokens:,} ' if self.tokens else ''}held-out"
@@ -145,12 +138,10 @@ class Measured(Spec):
 
     @property
     def short_perplexity(self) -> str | None:
-        """The change over BF16."""
         return None if self.change_percent is None else f"{self.change_percent:+.2f} %"
 
     @property
     def short_recall(self) -> str | None:
-        """BF16 and INT2 in percent."""
         if self.recall is None:
             return None
         before = "?" if self.recall_bf16 is None else f"{100 * self.recall_bf16:.1f}"
@@ -158,7 +149,6 @@ class Measured(Spec):
 
     @property
     def perplexity_line(self) -> str | None:
-        """Both values, the change and its standard error."""
         if self.short_perplexity is None or self.perplexity is None or self.perplexity_bf16 is None:
             return self.short_perplexity
         error = "" if self.change_stderr is None else f", standard error {self.change_stderr:.2f}"
@@ -169,7 +159,6 @@ class Measured(Spec):
 
     @property
     def recall_line(self) -> str | None:
-        """Both values."""
         if self.recall is None:
             return None
         before = "not reported" if self.recall_bf16 is None else f"{100 * self.recall_bf16:.1f} %"
@@ -211,10 +200,6 @@ def _perplexity_facts(score: Score | None) -> dict[str, float | None]:
         "change_percent": 100 * (score.value / base - 1),
         "change_stderr": None if width is None else width / _STDERRS / base,
     }
-
-
-def _share(percent: float | None) -> float | None:
-    return None if percent is None else percent / 100
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -7,7 +7,6 @@ too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,29 +19,17 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Digest, says
 from oscar_zoo.errors import DigestMismatchError, MalformedFile, UsageError
 from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.registry import changes
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.changes import (
-    HubState,
-    Version,
-    apply_change,
-    check_arrived,
-    check_online,
-    placed,
-    put_tag,
-    read_state,
-    tidy,
-)
 from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
 from oscar_zoo.registry.hubs import address
-from oscar_zoo.registry.hubs.base import Change, Hub, Progress
+from oscar_zoo.registry.hubs.base import Change, Hub, Progress, is_commit
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.params import MirrorParams
 from oscar_zoo.registry.view import HubView
 
 Outcome = Literal["copied", "already there", "would be copied", "proposed"]
 _Shown = Literal["copied", "already_there", "would_be_copied", "proposed"]
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -89,8 +76,8 @@ def run(
             hint=f"see them: oscar-zoo list --hub {params.source}",
         )
     source, target = address.open_hub(params.source), address.open_hub(params.target)
-    check_online(source)
-    check_online(target)
+    changes.check_online(source)
+    changes.check_online(target)
 
     def tell(result: MirrorResult) -> None:
         observer.begin((), timed=False)
@@ -142,25 +129,19 @@ def copy_all(
     progress: Progress | None = None,
     told: Callable[[MirrorResult], None] = _ignore,
 ) -> tuple[MirrorResult, ...]:
-    """Copy artifacts byte for byte, with or without `oscar.json`.
-
-    Args:
-        source: where from; every byte comes from one commit of it.
-        names: `NAME` (all its versions), `NAME:TAG`, `<Model>/<tag>`, `NAME@sha256:PREFIX`; none
-            means everything.
-    """
+    """Copy artifacts byte for byte, each from one commit of `source`; without names all of them."""
     if source.name == target.name:
         raise UsageError(
             f"{source.title} cannot be mirrored to itself.", hint="name another target"
         )
-    state = HubState.read(source)
+    state = changes.HubState.read(source)
     chosen = dict.fromkeys(artifact for name in names for artifact in state.named(name))
     view = HubView(source, Catalog.packaged(), state.index)
     results, versions = [], []
     for artifact in chosen if names else state.artifacts:
-        version = Version.on(source, artifact)
-        before = read_state(target, create=create, dry_run=dry_run)
-        copy = partial(placed, version=version, like=_source_entry(view, version))
+        version = changes.Version.on(source, artifact)
+        before = changes.read_state(target, create=create, dry_run=dry_run)
+        copy = partial(changes.placed, version=version, like=_source_entry(view, version))
         change = copy(before, files={})
         new = change is not None and change.artifact is not None
         if change is None or dry_run:
@@ -173,10 +154,10 @@ def copy_all(
         versions.append(version)
         told(result)
     if not (dry_run or propose):
-        tidy(target)
+        changes.tidy(target)
         target.refresh()  # what both list is compared from one fresh answer
         for version in versions:
-            there = Version.on(target, version.id)
+            there = changes.Version.on(target, version.id)
             if version.changed_files(there):
                 raise DigestMismatchError.for_content(
                     f"{version.id} on {target.title}",
@@ -188,7 +169,7 @@ def copy_all(
 
 def _copied(
     view: HubView,
-    version: Version,
+    version: changes.Version,
     target: Hub,
     copy: Callable[..., Change | None],
     create: bool,
@@ -208,27 +189,27 @@ def _copied(
     except MalformedFile as error:
         text = f"the signature of {offer.id.reference} was left out: {error.message}"
         warnings = (text, *warnings)
-    fetched = Version.of(version.id, files)
+    fetched = changes.Version.of(version.id, files)
     if fetched != version:
         raise DigestMismatchError.for_content(
             str(version.id), want=version.digest, got=fetched.digest
         )
     change = partial(copy, files=files | beside, propose=propose, verb="Mirror")
-    written, commit, _ = apply_change(target, change, create=create)
+    written, commit, _ = changes.apply_change(target, change, create=create)
     outcome: Outcome = "copied"
     if commit.proposal is not None:
         outcome = "proposed"
     elif written is None or written.artifact is None:
         outcome = "already there"
     else:
-        check_arrived(target, version, beside)
-        _, failed = put_tag(target, version, commit.revision)
+        changes.check_arrived(target, version, beside)
+        _, failed = changes.put_tag(target, version, commit.revision)
         warnings = (*warnings, failed) if failed else warnings
     size = sum(file.size for file in version.payload)
     return MirrorResult(version.id, version.digest, outcome, size, commit.proposal, warnings)
 
 
-def _source_entry(view: HubView, version: Version) -> IndexEntry:
+def _source_entry(view: HubView, version: changes.Version) -> IndexEntry:
     """What the target's index says of a copy: what the source says, and where the source is."""
     entry = view.index.entry(version.id)
     if entry is not None and entry.digest != version.digest:
@@ -243,7 +224,7 @@ def _source_entry(view: HubView, version: Version) -> IndexEntry:
         return entry
     scheme, _, place = view.hub.name.partition(":")
     repo = place.partition("@")[0]
-    pinned = view.hub.revision if _COMMIT.fullmatch(view.hub.revision or "") else None
+    pinned = view.hub.revision if is_commit(view.hub.revision) else None
     return entry.model_copy(
         update={"hubs": entry.hubs | {scheme: HubLocation(repo=repo, revision=pinned)}}
     )

@@ -11,16 +11,16 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from oscar_zoo import paths
-from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Hex64, Spec, Text, validated
-from oscar_zoo.errors import AmbiguousName, MalformedFile, PathNotFound, malformed_hint
+from oscar_zoo.artifact.specs import Document, Hex64, Text
+from oscar_zoo.errors import AmbiguousName, PathNotFound, malformed_hint
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.index import Listed
 
@@ -30,7 +30,6 @@ KNOWN_NAME = "known_artifacts.json"
 REPOSITORY = (".git", ".hg")
 """What the root of a repository has; that of a project may have `PROJECT` besides."""
 PROJECT = ("pyproject.toml",)
-MAX_BYTES = 16 << 20
 
 Source = Literal["index", "manifest", "listing", "content", "computed"]
 """Who promised the digest: an index, `oscar.json`, a hub's listing, or nobody (trust on first use
@@ -47,16 +46,15 @@ class Pin(Listed):
     source: Source
 
     def same_bytes(self, digest: str, manifest_sha256: str | None) -> bool:
-        """Whether payload and `oscar.json` are those of this pin."""
         return (self.digest, self.manifest_sha256) == (digest, manifest_sha256)
 
 
-class Pins(Spec):
-    """The content of a lock file.
+class Pins(Document):
+    """The content of a lock file, with the highest index serial seen of each hub, and the
+    fingerprint of the key that signs its index."""
 
-    `serials` holds the highest index serial seen, and `keys` the fingerprint of the key that signs
-    the index, per hub."""
-
+    NAME, CODE, MAX_BYTES = LOCK_NAME, "lock", 16 << 20
+    REMEDY = "move it away; digests that were seen before are then forgotten"
     schema_: Literal["oscar-zoo.lock/1"] = Field(alias="schema")
     artifacts: tuple[Pin, ...] = ()
     serials: dict[str, Annotated[int, Field(ge=0, lt=1 << 53)]] = Field(default_factory=dict)
@@ -73,11 +71,14 @@ class Pins(Spec):
     def empty(cls) -> Self:
         return cls(schema=SCHEMA)
 
+    def to_json(self) -> dict[str, Any]:
+        value = super().to_json()
+        return {name: said for name, said in value.items() if said or name == "artifacts"}
+
     def pin(self, artifact: ArtifactId) -> Pin | None:
         return next((pin for pin in self.artifacts if pin.artifact_id.key == artifact.key), None)
 
     def find(self, reference: Reference, model: str | None, default_tag: str | None) -> Pin | None:
-        """The pin that `reference` means, or `None`."""
         folder = (reference.name.rsplit("/", 1)[-1] if model is None else model).casefold()
         found = [p for p in self.artifacts if _means(p, reference, folder)]
         if len(found) > 1 and default_tag is not None:
@@ -88,7 +89,6 @@ class Pins(Spec):
         return found[0] if found else None
 
     def key_of(self, hub: str) -> str | None:
-        """The fingerprint of the key that signs the index of `hub`, at any revision."""
         found = (mark for name, mark in self.keys.items() if same_hub(name, hub))
         return self.keys.get(hub) or next(found, None)
 
@@ -120,16 +120,12 @@ class PinFile:
 
     @classmethod
     def known(cls) -> Self:
-        """What this user has seen so far, in any project."""
         return cls(paths.state_dir() / KNOWN_NAME)
 
     @classmethod
     def of_project(cls, folder: Path | None = None) -> Self:
-        """The lock of the project in `folder`: the nearest `oscar-zoo.lock` up to the root of its
-        repository.
-
-        A project without one gets it in its root; where no project is, it would be in `folder`
-        itself."""
+        """The nearest `oscar-zoo.lock` from `folder` up to the root of its repository; where there
+        is none, the one that a project gets in its root."""
         start = (folder or Path.cwd()).absolute()
         for place in (start, *start.parents):
             if (place / LOCK_NAME).is_file():
@@ -139,23 +135,14 @@ class PinFile:
         return cls((project_root(start) or start) / LOCK_NAME)
 
     def read(self) -> Pins:
-        """The pins as they are now; none when the file does not exist."""
-        hint = "move it away; digests that were seen before are then forgotten"
-        if self.path.name == LOCK_NAME:
-            hint = "restore it from your repository"
-        with malformed_hint(hint):
+        is_lock = self.path.name == LOCK_NAME
+        remedy = "restore it from your repository" if is_lock else Pins.REMEDY
+        with malformed_hint(remedy):
             try:
-                data = read_file(self.path, max_bytes=MAX_BYTES)
+                data = read_file(self.path, max_bytes=Pins.MAX_BYTES)
             except PathNotFound:
                 return Pins.empty()
-            value = strict_json.loads(data, what=str(self.path), max_bytes=MAX_BYTES)
-            if type(value) is not dict or value.get("schema") != SCHEMA:
-                raise MalformedFile(
-                    "lock.version",
-                    f"{self.path} is no {SCHEMA} file.",
-                    hint="was it written by a newer version?",
-                )
-            return validated(Pins, value, code="lock.schema", what=str(self.path))
+        return Pins.from_bytes(data, what=str(self.path), remedy=remedy)
 
     def update(self, change: Callable[[Pins], Pins]) -> None:
         """Replace the file by what `change` makes of it; nothing is written when that is the
@@ -168,12 +155,8 @@ class PinFile:
             after = change(before)
             if after == before:
                 return
-            value = after.model_dump(mode="json", by_alias=True)
-            for name in ("serials", "keys"):
-                if not value[name]:
-                    del value[name]
             durable.make_folders(self.path.parent)
-            durable.replace_file(self.path, strict_json.pretty_bytes(value))
+            durable.replace_file(self.path, after.to_bytes())
 
 
 def project_root(folder: Path | None = None) -> Path | None:
@@ -194,16 +177,12 @@ def _home() -> Path:
 
 def same_hub(one: str, two: str) -> bool:
     """Whether two names mean one hub, whatever revision was asked for."""
-    return _without_revision(one) == _without_revision(two)
+    named = (h.partition("@")[0].casefold() if address.is_remote(h) else h for h in (one, two))
+    return len(set(named)) == 1
 
 
 def now() -> str:
-    """This moment in the form of `Pin.first_seen`."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _without_revision(hub: str) -> str:
-    return hub.partition("@")[0].casefold() if address.is_remote(hub) else hub
 
 
 def _means(pin: Pin, reference: Reference, folder: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, InstanceOf, PlainSerializer, computed_field
 
@@ -25,28 +25,16 @@ from oscar_zoo.artifact.specs import Geometry, Score
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.observer import SILENT, Note, Observer
-from oscar_zoo.registry import score_file, signatures
+from oscar_zoo.registry import changes, score_file, signatures
 from oscar_zoo.registry.card import BEGIN, END, is_damaged
 from oscar_zoo.registry.catalog import can_be_found, recipe_for
-from oscar_zoo.registry.changes import (
-    Failure,
-    HubState,
-    Version,
-    apply_change,
-    check_arrived,
-    placed,
-    put_tag,
-    read_state,
-    tag_name,
-    writable_hubs,
-    write_to_each,
-)
 from oscar_zoo.registry.hubs.base import CARD_NAME, INDEX_NAME, Change, Hub
 from oscar_zoo.registry.index import Accepted, Index
 from oscar_zoo.registry.measured import POOR_PERCENT, Measured, is_poor
 from oscar_zoo.registry.params import PublishParams
 from oscar_zoo.registry.score_file import ScoreFile, merged
 from oscar_zoo.registry.signatures import KnownKey, KnownKeys, SigningKey, check_signature, sign
+from oscar_zoo.verb import checked, shows
 
 _LEAST_PARAMETERS = 100_000_000
 """Smaller models are not asked whole questions: perplexity and recall say more about them."""
@@ -113,16 +101,14 @@ class PublishReport:
             " missing."
         ),
     ]
-    error: Failure = None
+    error: changes.Failure = None
     schema: Literal["oscar-zoo.publish/1"] = "oscar-zoo.publish/1"
 
 
 @dataclass(frozen=True)
 class Publishable:
-    """An artifact as it goes to every hub, whatever happens to its folder later.
-
-    `files` are payload and `oscar.json` by their names, `accepted` is what it is published in spite
-    of."""
+    """An artifact as it goes to every hub, whatever happens to its folder later: payload and
+    `oscar.json` by their names, and what it is published in spite of."""
 
     id: ArtifactId
     files: Mapping[str, bytes]
@@ -137,7 +123,6 @@ class Publishable:
     def read(
         cls, folder: Path, *, allow_warnings: bool = False, aliases: Sequence[str] = ()
     ) -> Publishable:
-        """Read the artifact in `folder` and verify it strictly."""
         name = path_text(folder)
         if folder.is_file():
             raise UsageError(
@@ -172,18 +157,15 @@ class Publishable:
 
     @property
     def manifest(self) -> Manifest:
-        """`oscar.json`, parsed."""
         assert self.verified.manifest is not None  # a folder without one is refused
         return self.verified.manifest
 
     @property
     def beside(self) -> dict[str, bytes]:
-        """Files that go along and are neither payload nor manifest."""
         files = {SIGNATURE_NAME: self.signature, REPORT_NAME: self.report}
         return {name: data for name, data in files.items() if data is not None}
 
     def with_scores(self, file: ScoreFile, *, what: str) -> Publishable:
-        """The same, with the scores of `file` added to those it has."""
         file.check_same(self.id, self.verified.digest, what=what, where="the folder")
         return replace(self, scores=merged(self.scores, file.scores))
 
@@ -216,7 +198,7 @@ def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
     if params.sign and key is None:
         hint = f"export {signatures.VARIABLE}=zoo.pem"
         raise UsageError("no key to sign with is named.", hint=hint)
-    hubs = writable_hubs(params.hubs)
+    hubs = changes.writable_hubs(params.hubs)
     made = Publishable.read(folder, allow_warnings=params.allow_warnings, aliases=params.aliases)
     own = score_file.in_folder(folder)
     for path in ([own] if own.exists() else []) + [*params.scores]:
@@ -233,7 +215,7 @@ def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
         propose=params.create_pr,
         dry_run=params.dry_run,
     )
-    done, error = write_to_each(hubs, write, "Publishing to", observer)
+    done, error = changes.write_to_each(hubs, write, "Publishing to", observer)
     asked = any(one.task.startswith("gpqa") and one.reporter == "measured" for one in made.scores)
     could_answer = not (asked or imported or made.accepted)
     if error is None and could_answer and _is_large(made.manifest.model.geometry):
@@ -242,32 +224,16 @@ def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
     return PublishReport(done, error)
 
 
+@shows(PublishParams)
 def publish(
-    folder: str | Path,
-    *,
-    hub: str | None = None,
-    create: bool = False,
-    propose: bool = False,
-    aliases: Sequence[str] = (),
-    scores: Sequence[str | Path] = (),
-    allow_warnings: bool = False,
-    allow_poor: bool = False,
-    unmeasured: bool = False,
-    dry_run: bool = False,
+    folder: str | Path, *, hub: str | None = None, propose: bool = False, **options: Any
 ) -> PublishResult:
     """Verify an artifact folder strictly and publish it as a version that never changes.
 
     Args:
-        folder: rotation files and their `oscar.json`.
         hub: where to; default the zoo of this user.
-        create: create a repository that is not there.
         propose: open a pull request instead.
-        aliases: other names of exactly this artifact.
-        scores: score files to attach beside `scores.json` of the folder, if it has one.
-        allow_warnings: publish although verification has warnings.
-        allow_poor: publish although perplexity is more than 5 % above BF16; the index says so.
-        unmeasured: publish although perplexity or recall was not measured; the index says so.
-        dry_run: send nothing; `result.plan` says what would be sent.
+        options: of `oscar-zoo publish`. With `dry_run`, `result.plan` says what would be sent.
 
     Raises:
         UsageError: perplexity or recall was not measured under the recipe, or is poor.
@@ -275,19 +241,8 @@ def publish(
         VerificationFailed: the artifact must not be used.
         NetworkError: no answer; publishing the same again is safe.
     """
-    params = PublishParams(
-        Path(folder),
-        hubs=(hub,) if hub else (),
-        create=create,
-        create_pr=propose,
-        aliases=tuple(aliases),
-        scores=tuple(map(Path, scores)),
-        allow_warnings=allow_warnings,
-        allow_poor=allow_poor,
-        unmeasured=unmeasured,
-        dry_run=dry_run,
-    )
-    return run(params).hubs[0]
+    given = {"folder": folder, "hubs": (hub,) if hub else (), "create_pr": propose}
+    return run(checked(PublishParams, given | options)).hubs[0]
 
 
 def _verify(
@@ -337,9 +292,9 @@ def _checked_quality(
     artifact that is somebody else's cannot be asked for measurements."""
     said = (Measured.of(made.manifest), Measured.of_scores(made.scores))
     figures = [one for one in said if one is not None]
-    changes = [one.change_percent for one in figures if one.change_percent is not None]
+    rises = [one.change_percent for one in figures if one.change_percent is not None]
     has_recall = any(one.recall is not None for one in figures)
-    tasks = (("perplexity", bool(changes)), ("recall", has_recall))
+    tasks = (("perplexity", bool(rises)), ("recall", has_recall))
     missing = [task for task, measured in tasks if not measured]
     name, accepted = made.id.reference, list[Accepted]()
     if missing and not imported:
@@ -350,10 +305,10 @@ def _checked_quality(
                 hint=f"{measure}{only} measures it; to publish it anyway: --unmeasured",
             )
         accepted.append("unmeasured")
-    if changes and is_poor(max(changes)):
+    if rises and is_poor(max(rises)):
         if not params.allow_poor:
             raise UsageError(
-                f"the perplexity of {name} is {max(changes):.1f} % above BF16, more than"
+                f"the perplexity of {name} is {max(rises):.1f} % above BF16, more than"
                 f" {POOR_PERCENT:g} %.",
                 hint=(
                     "let oscar-zoo compute choose the method, with more text; to publish it anyway:"
@@ -365,8 +320,8 @@ def _checked_quality(
 
 
 def _is_large(geometry: Geometry) -> bool:
-    """Whether a model of this shape is large enough for questions of a benchmark. It has about
-    twelve numbers for every layer and pair of channels."""
+    """Whether a benchmark's questions say something of such a model, which has about twelve numbers
+    for every layer and pair of channels."""
     channels = geometry.num_q_heads * geometry.head_dim
     return 12 * geometry.num_layers * channels**2 >= _LEAST_PARAMETERS
 
@@ -379,11 +334,10 @@ def publish_on(
     dry_run: bool = False,
     create: bool = False,
 ) -> PublishResult:
-    """Publish a verified artifact, which may go to several hubs, on `hub`; with `propose` in a pull
-    request, without a tag."""
-    version = Version.of(made.id, made.files)
+    """Publish a verified artifact on `hub`; with `propose` in a pull request, without a tag."""
+    version = changes.Version.of(made.id, made.files)
     change = partial(
-        placed,
+        changes.placed,
         version=version,
         files={**made.files, **made.beside},
         aliases=made.aliases,
@@ -392,36 +346,33 @@ def publish_on(
         propose=propose,
     )
     if dry_run:
-        state = read_state(hub, create=create, dry_run=True)
+        state = changes.read_state(hub, create=create, dry_run=True)
         made_change = change(state)
     else:
-        made_change, commit, state = apply_change(hub, change, create=create)
+        made_change, commit, state = changes.apply_change(hub, change, create=create)
     already = made_change is None or made_change.artifact is None
     entry = state.index.entry(version.id)
     adds = entry is not None and merged(entry.scores, made.scores) != entry.scores
-    result = PublishResult(
-        hub.name,
-        version.id,
-        version.digest,
-        already,
-        made.verified,
-        scores_updated=already and adds,
-    )
+    about = hub.name, version.id, version.digest, already, made.verified
+    result = PublishResult(*about, scores_updated=already and adds)
     if dry_run:
-        tag = None if propose else tag_name(hub, version.id)
+        tag = None if propose else changes.tag_name(hub, version.id)
         return replace(result, plan=_plan(made_change, tag, state))
     if propose:
         where = commit.revision if already else None
         return replace(result, revision=where, proposal=commit.proposal)
     if not already:
-        check_arrived(hub, version, made.beside)
-    tag, failed = put_tag(hub, version, commit.revision)
-    told = (failed, _not_signed(hub, made) if already else None, _left_alone(state.card))
+        changes.check_arrived(hub, version, made.beside)
+    tag, failed = changes.put_tag(hub, version, commit.revision)
+    told = [failed, _not_signed(hub, made) if already else None]
+    if is_damaged(state.card):
+        markers = f"{BEGIN.decode()} and {END.decode()}"
+        told.append(f"{CARD_NAME} was left as it is: its lines {markers} do not match.")
     warnings = tuple(text for text in told if text)
     return replace(result, revision=commit.revision, tag=tag, warnings=warnings)
 
 
-def _plan(change: Change | None, tag: str | None, state: HubState) -> PublishPlan:
+def _plan(change: Change | None, tag: str | None, state: changes.HubState) -> PublishPlan:
     serial = state.index.serial
     if change is None:
         return PublishPlan((), None, None, tag, serial)
@@ -432,23 +383,12 @@ def _plan(change: Change | None, tag: str | None, state: HubState) -> PublishPla
 
 
 def _not_signed(hub: Hub, made: Publishable) -> str | None:
-    """A sentence where the version was published before with another signature, or with none."""
     if made.signature is None:
         return None
     listed = {file.path: file.size for file in hub.files(made.id)}.get(SIGNATURE_NAME)
     seen = "without a signature" if listed is None else "with another signature"
-    if listed == len(made.signature):
-        there = hub.fetch(made.id, SIGNATURE_NAME, limit=listed)
-        if there == made.signature:
-            return None
-    return (
-        f"{made.id} was published {seen}, and a published version never changes: publish it under"
-        " another tag to sign it."
-    )
-
-
-def _left_alone(card: bytes | None) -> str | None:
-    if not is_damaged(card):
+    same_size = listed == len(made.signature)
+    if same_size and hub.fetch(made.id, SIGNATURE_NAME, limit=listed or 0) == made.signature:
         return None
-    markers = f"{BEGIN.decode()} and {END.decode()}"
-    return f"{CARD_NAME} was left as it is: its lines {markers} do not match."
+    never = "and a published version never changes: publish it under another tag to sign it."
+    return f"{made.id} was published {seen}, {never}"

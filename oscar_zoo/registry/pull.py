@@ -22,31 +22,19 @@ from oscar_zoo.artifact.outcome import Digest, says
 from oscar_zoo.errors import NotLocked, OscarZooError, UsageError
 from oscar_zoo.models.config_file import ConfigFile, check_cache
 from oscar_zoo.observer import SILENT, Observer, Silent
-from oscar_zoo.registry.arguments import command_line, option_words
+from oscar_zoo.registry import targets
 from oscar_zoo.registry.artifacts import Artifact, pulled_artifact
 from oscar_zoo.registry.changes import ErrorFacts, facts_of
 from oscar_zoo.registry.fetch import ListedFile, PullJob, PullResult
 from oscar_zoo.registry.hubs.address import Sources
-from oscar_zoo.registry.hubs.base import Progress
-from oscar_zoo.registry.hubs.threads import in_parallel
-from oscar_zoo.registry.params import PullParams
+from oscar_zoo.registry.hubs.base import Progress, in_parallel
+from oscar_zoo.registry.params import PullParams, command_line, option_words
 from oscar_zoo.registry.pins import PinFile, project_root
-from oscar_zoo.registry.signatures import NOT_SIGNED, SignatureWish
+from oscar_zoo.registry.signatures import NOT_SIGNED
 from oscar_zoo.registry.store import Store, export
-from oscar_zoo.registry.targets import (
-    ComputeWish,
-    ModelChoice,
-    ModelTarget,
-    NameTarget,
-    check_made_for,
-    mention_namesake,
-    model_to_compute,
-    parse_named,
-    propose_computing,
-    tell_of_folder,
-)
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.view import every_version
+from oscar_zoo.verb import checked, shows
 
 PARALLEL_ARTIFACTS = 4
 
@@ -110,47 +98,43 @@ class PullReport:
 
     @property
     def error(self) -> OscarZooError | None:
-        """What decides the exit code."""
         return self.errors[0] if self.errors else None
 
 
 Again = Callable[..., str]
 """The command line that means the same, with options to add or to replace."""
-Instead = Callable[[ModelChoice, OscarZooError, Trust, Again], PullResult | Planned]
+Instead = Callable[[targets.ModelChoice, OscarZooError, Trust, Again], PullResult | Planned]
 """What becomes of a search that found nothing: the model that the name or the folder means, what
 the search said, the promises to keep, and the command line."""
 
 
 def name_computing(
-    choice: ModelChoice, error: OscarZooError, trust: Trust, again: Again
+    choice: targets.ModelChoice, error: OscarZooError, trust: Trust, again: Again
 ) -> PullResult | Planned:
-    """Compute nothing: the error names that as the next step."""
-    propose_computing(choice, error, again)
+    targets.propose_computing(choice, error, again)
     raise error
 
 
 def run(
     params: PullParams, observer: Observer = SILENT, instead: Instead = name_computing
 ) -> PullReport:
-    """Fetch, verify and keep every target, several at a time.
-
-    What nobody has goes to `instead`, one after the other. The error of one of several targets is
-    its result."""
+    """Fetch, verify and keep every target, several at a time. What nobody has goes to `instead`,
+    one after the other. The error of one of several targets is its result."""
     sources = Sources(params.hubs, offline=params.offline)
-    named = [parse_named(name) for name in params.names]
+    named = [targets.parse_named(name) for name in params.names]
     _check(params)
     trust = _trust(params)
     lock = trust.lock.path if trust.lock and not trust.lock.path.exists() else None
     if params.everything:
-        named = [NameTarget(str(name), name) for name in every_version(sources.hubs)]
-    once: dict[Reference, ModelTarget | NameTarget] = {}
+        named = [targets.NameTarget(str(name), name) for name in every_version(sources.hubs)]
+    once: dict[Reference, targets.ModelTarget | targets.NameTarget] = {}
     for target in named:
         once.setdefault(target.reference, target)
-    targets = list(once.values())
-    several = len(targets) > 1
-    calls = [partial(_one, params, sources, trust, observer, one, several) for one in targets]
+    wanted = list(once.values())
+    several = len(wanted) > 1
+    calls = [partial(_one, params, sources, trust, observer, one, several) for one in wanted]
     results = in_parallel(calls, workers=PARALLEL_ARTIFACTS)
-    for at, target in enumerate(targets):
+    for at, target in enumerate(wanted):
         results[at] = _settled(results[at], target, params, trust, observer, instead)
     observer.begin((), timed=False)
     errors = tuple(result for result in results if isinstance(result, OscarZooError))
@@ -164,18 +148,14 @@ def run(
     )
 
 
+@shows(PullParams)
 def pull(
     name: str,
     *,
     hubs: str | Sequence[str] | None = None,
-    output: str | Path | None = None,
     lock: str | Path | None = None,
-    locked: bool = False,
-    accept_new_digest: bool = False,
-    offline: bool = False,
-    require_signature: bool = False,
-    keys: Sequence[str | Path] = (),
     progress: Progress | None = None,
+    **options: Any,
 ) -> Artifact:
     """Fetch, verify and keep an artifact, or check the copy that is here.
 
@@ -183,14 +163,9 @@ def pull(
         name: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX`; a Hugging Face id works too.
         hubs: asked in order; default `OSCAR_ZOO_HUB`, `config.toml`, else the zoo of this user and
             the public ones.
-        output: also copy the files to `<output>/<Model>/<tag>`.
         lock: an `oscar-zoo.lock` to hold the artifact to, and to pin it in.
-        locked: take only what `lock` has; never write it.
-        accept_new_digest: take bytes that differ from those seen before, and pin them.
-        offline: ask no hub.
-        require_signature: refuse an artifact without a valid signature of a known key.
-        keys: PEM files of public keys that are known besides the hub's and those of the package.
         progress: called with file, bytes so far and bytes in total, from several threads.
+        options: of `oscar-zoo pull`, such as `output`, `locked`, `offline`, `keys`.
 
     Raises:
         NotFoundError: nobody has it.
@@ -201,26 +176,19 @@ def pull(
         OutputExists: `output` holds other content.
         NotLocked: `locked`, and `lock` does not have it.
     """
-    params = PullParams(
-        names=(name,),
-        hubs=(hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
-        offline=offline,
-        output=None if output is None else Path(output),
-        lock=False if lock is None else None,
-        lock_file=None if lock is None else Path(lock),
-        locked=locked,
-        accept_new_digest=accept_new_digest,
-        require_signature=require_signature,
-        keys=tuple(keys),
-    )
-    (result,) = run(params, _Told(progress)).artifacts
+    fixed = {
+        "names": (name,),
+        "dry_run": False,
+        "hubs": (hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
+        "lock": False if lock is None else None,
+        "lock_file": lock,
+    }
+    (result,) = run(checked(PullParams, options | fixed), _Told(progress)).artifacts
     assert isinstance(result, PullResult), "nothing was asked to be planned"
     return pulled_artifact(result, result.output)
 
 
 class _Told(Silent):
-    """Tells a callback of a Python caller about bytes."""
-
     def __init__(self, callback: Progress | None) -> None:
         self._callback = callback
 
@@ -248,14 +216,13 @@ def _check(params: PullParams) -> None:
     for text, contradicts in pairs.items():
         if contradicts:
             raise UsageError(text, hint="drop one of the two")
-    ComputeWish(params.compute, calib_data=params.calib_data).check()
+    targets.ComputeWish(params.compute, calib_data=params.calib_data).check()
     output = params.output
     if output and not params.dry_run and not (output.is_dir() and any(output.iterdir())):
         check_folder(output)
 
 
 def _trust(params: PullParams) -> Trust:
-    """The promises that must be kept."""
     lock: PinFile | None = None
     write = params.lock_file is not None
     if params.lock_file is not None:
@@ -274,23 +241,10 @@ def _trust(params: PullParams) -> Trust:
 
 def _again(params: PullParams, name: str, **changes: Any) -> str:
     """The command line that means `params` for `name` alone."""
-    options: dict[str, Any] = {
-        "hub": params.hubs,
-        "compute": params.compute,
-        "calib-data": params.calib_data,
-        "device": params.device,
-        "output": params.output,
-        "force": params.force,
-        "dry-run": params.dry_run,
-        "lock": params.lock is True,
-        "no-lock": params.lock is False,
-        "accept-new-digest": params.accept_new_digest,
-        "allow-downgrade": params.allow_downgrade,
-        "offline": params.offline,
-        "require-signature": params.require_signature and not changes.get("compute"),
-        "key": params.keys,
-    }
-    return command_line(["pull", name, *option_words(options | changes)])
+    changes |= {"everything": False, "locked": False}
+    if changes.get("compute"):
+        changes["require_signature"] = False
+    return command_line(["pull", name, *option_words(params, **changes)])
 
 
 def _one(
@@ -298,10 +252,9 @@ def _one(
     sources: Sources,
     trust: Trust,
     observer: Observer,
-    target: ModelTarget | NameTarget,
+    target: targets.ModelTarget | targets.NameTarget,
     several: bool,
 ) -> Result | OscarZooError:
-    """What becomes of one target, or its error."""
     label = f"{target.reference.name.rsplit('/', 1)[-1]} " if several else ""
 
     def told(file: str, done: int, total: int) -> None:
@@ -313,7 +266,7 @@ def _one(
             sources.hubs,
             Store(),
             trust=trust,
-            signing=SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
+            signing=params,
             offline=sources.offline,
             go_online=sources.go_online,
             progress=told,
@@ -321,8 +274,8 @@ def _one(
         if params.dry_run:
             return _offered(job, params)
         result = job.pull()
-        if isinstance(target, ModelTarget):
-            check_made_for(target.choice, result.artifact.manifest)
+        if isinstance(target, targets.ModelTarget):
+            targets.check_made_for(target.choice, result.artifact.manifest)
         return _copied(result, params)
     except OscarZooError as error:
         return error
@@ -349,15 +302,15 @@ def _offered(job: PullJob, params: PullParams) -> Result:
 
 def _settled(
     result: Result | OscarZooError,
-    target: ModelTarget | NameTarget,
+    target: targets.ModelTarget | targets.NameTarget,
     params: PullParams,
     trust: Trust,
     observer: Observer,
     instead: Instead,
 ) -> Result | OscarZooError:
     """`result`, or what is made instead of it; an error with what its user can do."""
-    if isinstance(result, OscarZooError) and (choice := model_to_compute(target, result)):
-        tell_of_folder(target, result)
+    if isinstance(result, OscarZooError) and (choice := targets.model_to_compute(target, result)):
+        targets.tell_of_folder(target, result)
         again = partial(_again, params, "FOLDER" if choice.on_no_hub else target.text)
         try:
             config = ConfigFile.kept(choice.source, None)
@@ -369,10 +322,12 @@ def _settled(
         except OscarZooError as error:
             result = error
     if isinstance(result, NotLocked):
-        again = partial(_again, params, target.text, **{"dry-run": False})
+        again = partial(_again, params, target.text, dry_run=False)
         result.propose(again(), again(lock=True))
-    namesake = target.model_namesake if isinstance(target, NameTarget) else None
-    mention_namesake(namesake, result if isinstance(result, OscarZooError) else None, observer)
+    namesake = target.model_namesake if isinstance(target, targets.NameTarget) else None
+    targets.mention_namesake(
+        namesake, result if isinstance(result, OscarZooError) else None, observer
+    )
     return result
 
 

@@ -25,7 +25,7 @@ from oscar_zoo.artifact.specs import (
     largest_group,
     validated,
 )
-from oscar_zoo.errors import InvalidName, MalformedFile
+from oscar_zoo.errors import MalformedFile
 
 if TYPE_CHECKING:  # they need numpy, and the completion of a name does not
     from oscar_zoo.models.config_file import ConfigFile
@@ -47,7 +47,6 @@ class CalibrationDefaults(Spec):
 
     @property
     def tokens(self) -> int:
-        """Calibration tokens in total."""
         return self.sequences * self.sequence_length
 
 
@@ -104,11 +103,8 @@ class ModelRecipe(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelRecipe:
-        try:
-            for text in filter(None, (self.name, *self.aliases, self.default_tag)):
-                check_part(text)
-        except InvalidName as error:
-            raise ValueError(error.message) from None
+        for text in filter(None, (self.name, *self.aliases, self.default_tag)):
+            check_part(text)  # raises a ValueError, as validators do
         check_group_size(self.geometry.head_dims, self.serving.group_size)
         if self.geometry.num_q_heads % self.tensor_parallel:
             raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide num_q_heads")
@@ -119,8 +115,7 @@ class ModelRecipe(Spec):
 
     @property
     def parameters(self) -> int | None:
-        """Numbers in the matrices of the model, or `None` where the zoo does not know all
-        shapes."""
+        """Numbers in the matrices of the model, where the zoo knows all shapes."""
         shapes, cache = self.weights, self.geometry
         if shapes is None:
             return None
@@ -132,18 +127,13 @@ class ModelRecipe(Spec):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name people may use for this model: name, hub ids, aliases."""
         ids = (self.hf_id, *([self.modelscope_id] if self.modelscope_id else []))
         return (self.name, *ids, *self.aliases)
 
 
 def serving_recipe(known: ModelRecipe | None, geometry: Geometry) -> ServingRecipe:
-    """The recipe to calibrate and serve a model with: the zoo's when its geometry fits, else the
-    default.
-
-    Args:
-        known: what the zoo knows about the model, or `None`.
-    """
+    """The recipe to calibrate and serve a model with: that of `known`, what the zoo knows of it,
+    when its geometry fits, else the default."""
     if known is not None and known.geometry == geometry:
         return known.serving
     largest = largest_group(geometry.head_dims)
@@ -154,10 +144,8 @@ def serving_recipe(known: ModelRecipe | None, geometry: Geometry) -> ServingReci
 
 
 def load_recipe(text: str, *, what: str = "recipe") -> ModelRecipe:
-    """Parse one TOML recipe.
-
-    `attention_layers` may be `"all"`, `{ every = n, from = first }` or a list; `v_head_dim`
-    defaults to `head_dim`."""
+    """Parse one TOML recipe, whose `attention_layers` may be `"all"`, `{ every = n, from = first }`
+    or a list."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -198,8 +186,7 @@ _CHUNKED = ("llama4",)
 
 
 def config_of_recipe(recipe: ModelRecipe) -> ConfigFile:
-    """A `config.json` with what the recipe knows, so that code that reads a file answers for a
-    name, too; everything else is missing."""
+    """A `config.json` with what the recipe knows, for code that reads a file."""
     from oscar_zoo.models.config_file import ConfigFile
     from oscar_zoo.models.geometry import FULL_ATTENTION, SLIDING_ATTENTION
     from oscar_zoo.models.other_layers import kept_by_others
@@ -225,8 +212,7 @@ def config_of_recipe(recipe: ModelRecipe) -> ConfigFile:
 
 
 def others_of_recipe(recipe: ModelRecipe) -> OtherLayers | None:
-    """What the layers without full attention keep, as far as the recipe tells; `None` where it does
-    not say what kind of layers they are."""
+    """What the layers without full attention keep, as far as the recipe tells."""
     from oscar_zoo.models.config_file import ConfigFile
     from oscar_zoo.models.other_layers import OtherLayers, kept_by_others, other_layers
 

@@ -19,14 +19,11 @@ from oscar_zoo import paths
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, path_text
-from oscar_zoo.artifact.specs import Digest, HistoryEntry, Score, Spec, Text, validated
+from oscar_zoo.artifact.specs import Digest, Document, HistoryEntry, Score, Text
 from oscar_zoo.errors import (
     DigestMismatchError,
-    InvalidName,
-    MalformedFile,
     PathNotFound,
     UsageError,
-    malformed_hint,
 )
 
 PERPLEXITY, RECALL = "perplexity", "recall"
@@ -44,13 +41,11 @@ Key = tuple[str, str, str, tuple[tuple[str, str], ...], str, str | None]
 
 
 def key(score: Score) -> Key:
-    """What a score is about and who says it; a later claim with the same key replaces the value."""
     changes = tuple(sorted(score.recipe_changes.items()))
     return score.task, score.metric, score.kv_dtype, changes, score.reporter, score.who
 
 
 def is_lower_better(score: Score) -> bool:
-    """Whether a smaller value is the better one."""
     return score.unit == "perplexity"
 
 
@@ -60,23 +55,20 @@ def is_of_recipe(score: Score) -> bool:
 
 
 def value_text(score: Score | None) -> str | None:
-    """A value with its standard error; `None` where there is none."""
     if score is None or score.value is None:
         return None
     return f"{score.value:.2f}" + ("" if score.stderr is None else f" ± {score.stderr:.2f}")
 
 
 def both_text(score: Score, *, error: bool = False) -> str:
-    """BF16 and INT2, with the standard error of the latter where that is wished."""
     base = score.baseline.value if score.baseline else None
     after = value_text(score) if error else f"{score.value:.2f}"
     return f"{'?' if base is None else f'{base:.2f}'} → {after}"
 
 
 def faults(score: Score, digest: str) -> tuple[str, ...]:
-    """What is wrong with a score as a record of the artifact `digest`; empty when nothing is.
-
-    Each is a sentence without a full stop that begins with the task."""
+    """What is wrong with a score as a record of the artifact `digest`, each as a clause that begins
+    with the task."""
     found = [*_faults(score, digest if score.kv_dtype == "int2" else None)]
     base = score.baseline
     if base is None and score.paired is not None:
@@ -93,7 +85,6 @@ def faults(score: Score, digest: str) -> tuple[str, ...]:
 
 
 def binomial_error(percent: float, answers: int) -> float:
-    """Standard error of the share of right answers, both in percent."""
     share = percent / 100
     return 100 * math.sqrt(share * (1 - share) / answers)
 
@@ -117,10 +108,8 @@ def _faults(score: Score, digest: str | None) -> Iterator[str]:
 
 
 def _error_faults(score: Score) -> Iterator[str]:
-    """A standard error that cannot come from the value, the questions and the repeats.
-
-    Answers to one question need not be independent. So the error lies between that of `n * repeats`
-    independent answers and that of `n`."""
+    """A standard error that cannot come from the value: answers to one question need not be
+    independent, so it lies between that of `n * repeats` independent answers and that of `n`."""
     value, error, n = score.value, score.stderr, score.n
     if error is not None and error < 0:
         yield f"its standard error is {error:g}"
@@ -163,7 +152,6 @@ def joined(first: Sequence[Score], second: Iterable[Score]) -> tuple[Score, ...]
 
 
 def _after(before: Score, score: Score) -> Score:
-    """`score`, which was claimed after `before`."""
     if _claims(before) == _claims(score):
         return before
     ended = before.history
@@ -199,10 +187,13 @@ FILE_NAME: Final = "scores.json"
 """Name of the file beside the `oscar.json` of an artifact folder."""
 
 
-class ScoreFile(Spec):
+class ScoreFile(Document):
     """Scores of one artifact, at most one about the same thing by the same reporter; those of an
     INT2 cache carry their BF16 baseline."""
 
+    NAME, CODE = FILE_NAME, "scores"
+    REMEDY = "measure again with `oscar-zoo eval`, or fetch it again"
+    NEWER = "a score file is what oscar-zoo eval writes"
     schema_: Literal["oscar-zoo.scores/1"] = Field(alias="schema")
     artifact: Text
     digest: Digest
@@ -210,10 +201,7 @@ class ScoreFile(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        try:
-            ArtifactId.parse(self.artifact)
-        except InvalidName as error:
-            raise ValueError(error.message) from None
+        ArtifactId.parse(self.artifact)
         seen = set()
         for score in self.scores:
             if key(score) in seen:
@@ -225,12 +213,10 @@ class ScoreFile(Spec):
 
     @classmethod
     def of(cls, artifact: ArtifactId, digest: str, scores: tuple[Score, ...]) -> Self:
-        """The file that attaches `scores` to the artifact."""
         return cls(schema=SCHEMA, artifact=str(artifact), digest=digest, scores=scores)
 
     @property
     def artifact_id(self) -> ArtifactId:
-        """`artifact`, parsed."""
         return ArtifactId.parse(self.artifact)
 
     def check_same(self, artifact: ArtifactId, digest: str, *, what: str, where: str) -> None:
@@ -249,38 +235,16 @@ class ScoreFile(Spec):
                 hint=f"measure these bytes: oscar-zoo eval {artifact.reference}",
             )
 
-    def to_bytes(self) -> bytes:
-        """The file form: sorted keys, one space of indent, final newline."""
-        return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
-
-    @classmethod
-    @malformed_hint("measure again with `oscar-zoo eval`, or fetch it again")
-    def from_bytes(cls, data: bytes, *, what: str = FILE_NAME) -> Self:
-        """Parse an untrusted score file."""
-        value = strict_json.loads(data, what=what)
-        if type(value) is not dict:
-            raise MalformedFile("scores.schema", f"{what} is not a JSON object.")
-        if value.get("schema") != SCHEMA:
-            raise MalformedFile(
-                "scores.version",
-                f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}.",
-                hint="a score file is what oscar-zoo eval writes",
-            )
-        return validated(cls, value, code="scores.schema", what=what)
-
 
 def in_folder(folder: Path) -> Path:
-    """The score file of the artifact folder `folder`."""
     return folder / FILE_NAME
 
 
 def in_state(artifact: ArtifactId) -> Path:
-    """The score file of an artifact that was measured by its name."""
     return paths.state_dir() / "scores" / artifact.model / f"{artifact.tag}.json"
 
 
 def load(path: Path) -> ScoreFile:
-    """The score file at `path`."""
     if not path.exists():
         raise PathNotFound.for_path(path_text(path), "score file")
     data = read_file(path, max_bytes=strict_json.MAX_BYTES)

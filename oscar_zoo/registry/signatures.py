@@ -29,6 +29,7 @@ from oscar_zoo.artifact.outcome import Check, Outcome, Rejected, SignatureReport
 from oscar_zoo.artifact.signature_file import SignatureFile
 from oscar_zoo.errors import MalformedFile, MissingDependency, UsageError
 from oscar_zoo.registry.catalog import packaged_keys
+from oscar_zoo.registry.params import Signed
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.store import StoredArtifact
 
@@ -38,7 +39,6 @@ MAX_BYTES = 1 << 14
 
 
 def now() -> datetime:
-    """The time by which timestamps and keys are judged."""
     return datetime.now(UTC)
 
 
@@ -51,13 +51,11 @@ class SigningKey:
 
     @classmethod
     def configured(cls) -> Self | None:
-        """The key of `OSCAR_ZOO_SIGN_KEY`, or `None` when none is named."""
         name = os.environ.get(VARIABLE, "").strip()
         return cls.of_file(Path(name).expanduser()) if name else None
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
-        """The key in the PEM file `path`."""
         crypto = _library()
         data = read_file(path, max_bytes=MAX_BYTES)
         if path.stat().st_mode & 0o077:
@@ -74,8 +72,8 @@ class SigningKey:
         return cls(_der(crypto, private.public_key()), private)
 
     def sign(self, data: bytes) -> bytes:
-        """An ECDSA signature of `data` with SHA-256, as DER; the same one every time where the
-        library can (RFC 6979)."""
+        """An ECDSA signature with SHA-256, as DER; deterministic where the library can (RFC
+        6979)."""
         crypto = _library()
         digest = crypto.hashes.SHA256()
         try:
@@ -87,7 +85,6 @@ class SigningKey:
 
 
 def has_signed(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether the owner of the `public` key signed `data`; raises `MissingDependency`."""
     crypto = _library()
     try:
         key = crypto.serialization.load_der_public_key(public)
@@ -100,7 +97,6 @@ def has_signed(public: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def fingerprint(public: bytes) -> str:
-    """sha256 of a public key, 64 hex digits."""
     return sha256_hex(public)
 
 
@@ -137,7 +133,6 @@ def _is_p256(crypto: Any, key: Any) -> bool:
 
 
 def _library() -> Any:
-    """The parts of `cryptography` that are used."""
     try:
         from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
         from cryptography.hazmat.primitives import hashes, serialization
@@ -154,15 +149,6 @@ def _library() -> Any:
 
 
 @dataclass(frozen=True)
-class SignatureWish:
-    """Whether an artifact without a valid signature of a known key is refused, and the files of
-    keys that are known."""
-
-    required: bool = False
-    keys: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
 class KnownKey:
     """A key that is known, and who vouches for it; `public` is `None` where only its fingerprint is
     known, and after `until` it is no longer trusted."""
@@ -175,16 +161,14 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """Every key that is known for one artifact."""
-
     keys: tuple[KnownKey, ...] = ()
 
     @classmethod
     def gather(
-        cls, files: Iterable[Path] = (), pinned: Mapping[str, str | None] | None = None
+        cls, files: Iterable[str | Path] = (), pinned: Mapping[str, str | None] | None = None
     ) -> Self:
         """The keys in `files`, those pinned for hubs, and those of the package."""
-        named = [(_public_key_of_file(path), f"--key {path}") for path in files]
+        named = [(_public_key_of_file(Path(path)), f"--key {path}") for path in files]
         keys = [KnownKey(fingerprint(public), by, public) for public, by in named]
         for hub, mark in (pinned or {}).items():
             if mark is not None:
@@ -203,7 +187,7 @@ def check_signature(
     data: bytes | None, files: Mapping[str, bytes], keys: KnownKeys, *, others: Collection[str] = ()
 ) -> SignatureReport:
     """Hold a signature file against the files of an artifact and against known keys; `others` are
-    names of further files of its folder."""
+    further names of its folder."""
     if data is None:
         return NOT_SIGNED
     try:
@@ -240,13 +224,11 @@ def check_signature(
 
 
 def unreadable(error: MalformedFile) -> SignatureReport:
-    """The report of a signature file that broke a rule of its format."""
     message = f"has a signature that cannot be read: {error.message}".rstrip(".")
     return _invalid("format", message)
 
 
 def sign(artifact: str, files: Mapping[str, bytes], key: SigningKey) -> bytes:
-    """The signature file of an artifact."""
     digests = {path: sha256_hex(content) for path, content in files.items()}
     payload = signature_file.statement_bytes(artifact, digests, key.public)
     signature = key.sign(signature_file.pre_authentication(payload))
@@ -275,19 +257,19 @@ def _invalid(code: str, message: str, mark: str | None = None) -> SignatureRepor
 
 
 def with_signature(
-    verify: Callable[[], Outcome], signature: SignatureReport | None, signing: SignatureWish
+    verify: Callable[[], Outcome], signature: SignatureReport | None, signing: Signed
 ) -> Outcome:
     """The outcome of `verify`, with a line about the signature where there is one; where one is
     required and not valid, nothing of the artifact is parsed."""
     if signature is None:
         return verify()
-    if signing.required and signature.state != "valid":
+    if signing.require_signature and signature.state != "valid":
         message = f"the artifact {signature.message}"
         failed = Check("signature", "failed", message)
         code = str(signature.code)
         return Rejected("signature", code, message, checks=(failed,), signature=signature)
     outcome = replace(verify(), signature=signature)
-    if not isinstance(outcome, Verified) or not signature.is_there:
+    if not isinstance(outcome, Verified) or signature.state == "missing":
         return outcome
     state: State = "ok" if signature.state == "valid" else "warning"
     state = "not checked" if signature.state == "not_checked" else state
@@ -295,15 +277,13 @@ def with_signature(
     return replace(outcome, checks=(*outcome.checks, line))
 
 
-def signature_of(stored: StoredArtifact, signing: SignatureWish | None = None) -> SignatureReport:
-    """What is known about the signature of an entry of the store."""
+def signature_of(stored: StoredArtifact, signing: Signed | None = None) -> SignatureReport:
     hub, files = stored.record.source, signing.keys if signing else ()
     keys = KnownKeys.gather(files, {hub: PinFile.known().read().key_of(hub)})
     return check_signature(stored.signature, stored.signed_files, keys)
 
 
-def signature_in(folder: Path, files: dict[str, bytes], signing: SignatureWish) -> SignatureReport:
-    """What is known about the signature in an artifact's folder."""
+def signature_in(folder: Path, files: dict[str, bytes], signing: Signed) -> SignatureReport:
     from oscar_zoo.artifact.artifact_folder import other_files, read_signature
 
     try:

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import Any, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from oscar_zoo import paths
-from oscar_zoo.artifact import durable, strict_json
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from oscar_zoo import errors, paths
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import (
     MAX_PAYLOAD_BYTES,
     FileDigest,
@@ -36,22 +38,66 @@ from oscar_zoo.artifact.files import (
 )
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference, check_digest, check_part
-from oscar_zoo.errors import (
-    AmbiguousName,
-    ArtifactNotFound,
-    DigestMismatchError,
-    InvalidName,
-    MalformedFile,
-    OutputExists,
-    PathNotFound,
-)
+from oscar_zoo.artifact.specs import Digest, Document, Hex64
 from oscar_zoo.next_step import Pull
-from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.catalog import Catalog, PayloadFile
 from oscar_zoo.registry.measured import Measured
 
 COMPLETE = ".complete"
 BESIDE = (FILE_NAME, SIGNATURE_NAME)
 """Files of an artifact that are no payload."""
+
+
+RECORD_SCHEMA: Final = "oscar-zoo.record/1"
+RECORD_NAME: Final = "record.json"
+
+
+def _parsed(text: str | ArtifactId) -> ArtifactId:
+    return text if isinstance(text, ArtifactId) else ArtifactId.parse(text)
+
+
+class Record(Document):
+    """What the store knows about an entry without reading its payload; entries of older versions
+    have no `level`, and keys of newer ones are passed over. What it was published in spite of, and
+    the perplexity and recall, are what the index of its hub said."""
+
+    model_config = ConfigDict(extra="ignore")
+    NAME, CODE, REMEDY = RECORD_NAME, "record", "fetch it again"
+
+    schema_: Literal["oscar-zoo.record/1"] = Field(alias="schema")
+    id: Annotated[ArtifactId, BeforeValidator(_parsed), PlainSerializer(str)]
+    digest: Digest
+    files: tuple[PayloadFile, ...]
+    manifest_sha256: Hex64 | None
+    source: str
+    fetched: str
+    path: Annotated[Path, Field(exclude=True)] = Path()
+    revision: str | None = None
+    level: str | None = None
+    warnings: tuple[str, ...] = ()
+    signature_sha256: Hex64 | None = None
+    accepted: tuple[str, ...] = ()
+    measured: Annotated[Measured | None, BeforeValidator(Measured.from_json)] = None
+
+    @property
+    def fetch_again(self) -> str:
+        return f"oscar-zoo pull {self.id.reference} --hub {quote(self.source)}"
+
+    def to_json(self) -> dict[str, Any]:
+        optional = ("signature_sha256", "accepted", "measured")
+        value = super().to_json()
+        return {name: said for name, said in value.items() if said or name not in optional}
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """The record in `folder`, if this version wrote one for this place."""
+        try:
+            record = cls.from_bytes(read_file(folder / RECORD_NAME, max_bytes=cls.MAX_BYTES))
+        except (errors.MalformedFile, errors.PathNotFound):
+            return None
+        expected = (record.digest, "sha256:" + folder.parent.name)
+        is_here = expected == (artifact_digest(record.files), record.digest)
+        return record.model_copy(update={"path": folder}) if is_here else None
 
 
 @dataclass(frozen=True)
@@ -102,7 +148,7 @@ class Store:
         signature where these bring none. `source` says for people where the bytes came from."""
         for name in files:
             if check_part(name, "file name").casefold() == RECORD_NAME:
-                raise InvalidName(
+                raise errors.InvalidName(
                     f"no file of an artifact may be called {RECORD_NAME}.", hint="rename the file"
                 )
         payload = {name: data for name, data in files.items() if name not in BESIDE}
@@ -111,6 +157,7 @@ class Store:
         folder = self.artifacts / check_digest(digest).removeprefix("sha256:")
         beside = {name: sha256_hex(files[name]) for name in BESIDE if name in files}
         record = Record(
+            schema=RECORD_SCHEMA,
             id=artifact,
             digest=digest,
             files=digests,
@@ -139,34 +186,30 @@ class Store:
         return self.open(digest, artifact)
 
     def open(self, digest: str, artifact: ArtifactId | None = None) -> StoredArtifact:
-        """An entry, every file hashed again: that of `artifact`, where several share the digest, or
-        the first by name."""
+        """An entry, every file hashed again: that of `artifact`, or the first of the digest."""
         for record in self.installed():
             if record.digest == digest and (artifact is None or record.id.key == artifact.key):
                 return self._read(record)
-        raise ArtifactNotFound(
+        raise errors.ArtifactNotFound(
             f"{artifact or digest} is not in the store.",
             next_step=None if artifact is None else Pull(artifact.reference),
         )
 
     def intact(self, record: Record | None) -> StoredArtifact | None:
-        """The entry of `record`, every file hashed again; `None` when there is none or it rotted.
-        Its record stays, which says what is expected."""
+        """As `open`; `None` when there is none or it rotted."""
         if record is None:
             return None
         try:
             return self.open(record.digest, record.id)
-        except (DigestMismatchError, MalformedFile):
+        except (errors.DigestMismatchError, errors.MalformedFile):
             return None
 
     def find(self, artifact: ArtifactId) -> Record | None:
-        """The record of `artifact` (the latest, if several digests are stored), not yet hashed."""
         found = [record for record in self.installed() if record.id.key == artifact.key]
         return max(found, key=lambda record: record.fetched, default=None)
 
     def installed(self) -> tuple[Record, ...]:
-        """Records of all complete entries, by id. Entries without a readable record count as
-        absent."""
+        """Records of all complete entries, by id; without a readable record one is absent."""
         with durable.storage_errors(f"cannot read {self.root}", cache=True):
             self.check_owner()
             found = []
@@ -179,8 +222,7 @@ class Store:
             return tuple(sorted(records, key=lambda record: (record.id.key, record.digest)))
 
     def entry_folders(self) -> Iterator[Path]:
-        """The folders of all entries, complete or not, in one order; those that go meanwhile are
-        left out."""
+        """All entries, complete or not, in one order; those that go meanwhile are left out."""
         for digest in inside(self.artifacts):
             if not digest.name.startswith(".") and not digest.is_symlink():
                 yield from (entry for entry in inside(digest) if not entry.is_symlink())
@@ -195,8 +237,7 @@ class Store:
             self._drop_blobs(record.files)
 
     def keep_only(self, record: Record) -> None:
-        """Remove all other entries of the id of `record`, with what killed processes left of
-        them."""
+        """Remove all other entries of the id, with what killed processes left of them."""
         for other in self.installed():
             if other.id.key == record.id.key and other.path != record.path:
                 self.remove(other)
@@ -204,15 +245,12 @@ class Store:
             durable.sweep(self.artifacts)
 
     def tidy(self) -> None:
-        """Remove what killed processes left while they added or removed entries.
-
-        A failure is none: it is not what was asked for."""
+        """Remove what killed processes left; a failure is none: it is not what was asked for."""
         for folder in (self.root, self.blobs, self.artifacts):
             with contextlib.suppress(OSError):
                 durable.sweep(folder)
 
     def _add(self, record: Record, files: Mapping[str, bytes]) -> None:
-        """Put an entry in its place, unless another process does so just now."""
         self.check_owner()
         for folder in (self.root, self.blobs, self.artifacts):
             durable.make_folders(folder, mode=0o700)
@@ -231,7 +269,6 @@ class Store:
                 self._retire(record.path)
 
     def _drop_blobs(self, files: Sequence[FileDigest]) -> None:
-        """Remove those blobs of `files` that no entry links."""
         for entry in files:
             blob = self.blobs / entry.sha256
             # Another process may remove it just now.
@@ -247,22 +284,21 @@ class Store:
             if want is None:
                 continue
             got = None
-            with contextlib.suppress(PathNotFound, MalformedFile):
+            with contextlib.suppress(errors.PathNotFound, errors.MalformedFile):
                 files[name] = read_file(record.path / name, max_bytes=MAX_PAYLOAD_BYTES)
                 got = sha256_hex(files[name])
             if got != want:
                 what = f"{name} of {record.id} in the store"
                 hint = f"fetch it again: {record.fetch_again}"
-                raise DigestMismatchError.for_content(what, want=want, got=got, hint=hint)
+                raise errors.DigestMismatchError.for_content(what, want=want, got=got, hint=hint)
         manifest = Manifest.from_bytes(files[FILE_NAME]) if FILE_NAME in files else None
         return StoredArtifact(record, files, manifest)
 
     def _present(self, wanted: Record) -> StoredArtifact | None:
-        """The entry of the same bytes, when it is intact; it may have a signature where `wanted`
-        has none."""
+        """The intact entry of the same bytes; it may have a signature where `wanted` has none."""
         try:
             stored = self.open(wanted.digest, wanted.id)
-        except (ArtifactNotFound, DigestMismatchError, MalformedFile):
+        except (errors.ArtifactNotFound, errors.DigestMismatchError, errors.MalformedFile):
             return None
         there = stored.record
         signed = wanted.signature_sha256 in (None, there.signature_sha256)
@@ -279,7 +315,7 @@ class Store:
         blob = self.blobs / entry.sha256
         try:
             intact = sha256_hex(read_file(blob, max_bytes=entry.size)) == entry.sha256
-        except (MalformedFile, PathNotFound):
+        except (errors.MalformedFile, errors.PathNotFound):
             intact = False
         if not intact:
             durable.replace_file(blob, data, mode=0o444)
@@ -291,8 +327,7 @@ class Store:
             durable.write_new(place, data, mode=0o444)
 
     def _place(self, staged: Path, target: Path) -> bool:
-        """`durable.move_into_place`, also when another process removes the empty folder around
-        `target` just now."""
+        """`move_into_place`, also when the empty folder around `target` is removed just now."""
         while True:
             durable.refuse_links(self.artifacts, target.parent.name, target.name)
             durable.make_folders(target.parent, mode=0o700)
@@ -322,101 +357,8 @@ def inside(folder: Path) -> list[Path]:
         return []
 
 
-RECORD_SCHEMA = "oscar-zoo.record/1"
-RECORD_NAME = "record.json"
-
-
-@dataclass(frozen=True)
-class Record:
-    """What the store knows about an entry without reading its payload; entries of older versions
-    have no `level`. What it was published in spite of, and the perplexity and recall, are what the
-    index of its hub said."""
-
-    id: ArtifactId
-    digest: str
-    files: tuple[FileDigest, ...]
-    manifest_sha256: str | None
-    source: str
-    fetched: str
-    path: Path
-    revision: str | None = None
-    level: str | None = None
-    warnings: tuple[str, ...] = ()
-    signature_sha256: str | None = None
-    accepted: tuple[str, ...] = ()
-    measured: Measured | None = None
-
-    @property
-    def fetch_again(self) -> str:
-        """The command that fetches the version again, from the hub that it came from."""
-        return f"oscar-zoo pull {self.id.reference} --hub {quote(self.source)}"
-
-    def to_bytes(self) -> bytes:
-        """The content of `record.json`; the folder is not part of it."""
-        value: dict[str, Any] = {
-            "schema": RECORD_SCHEMA,
-            "id": str(self.id),
-            "digest": self.digest,
-            "files": [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in self.files],
-            "manifest_sha256": self.manifest_sha256,
-            "source": self.source,
-            "fetched": self.fetched,
-            "revision": self.revision,
-            "level": self.level,
-            "warnings": list(self.warnings),
-            "signature_sha256": self.signature_sha256,
-            "accepted": list(self.accepted),
-            "measured": self.measured.model_dump(mode="json") if self.measured else None,
-        }
-        for name in ("signature_sha256", "accepted", "measured"):
-            if not value[name]:
-                del value[name]
-        return strict_json.pretty_bytes(value)
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """The record in `folder`, or `None` when there is none that this version wrote for this
-        place."""
-        try:
-            value = strict_json.loads(
-                read_file(folder / RECORD_NAME, max_bytes=strict_json.MAX_BYTES), what=RECORD_NAME
-            )
-            files = tuple(
-                FileDigest(check_part(row["path"]), _checked_hex(row["sha256"]), int(row["size"]))
-                for row in value["files"]
-            )
-            record = cls(
-                id=ArtifactId.parse(value["id"]),
-                digest=artifact_digest(files),
-                files=files,
-                manifest_sha256=_or_none(value["manifest_sha256"], _checked_hex),
-                source=str(value["source"]),
-                fetched=str(value["fetched"]),
-                path=folder,
-                revision=_or_none(value.get("revision"), str),
-                level=_or_none(value.get("level"), str),
-                warnings=tuple(str(code) for code in value.get("warnings", ())),
-                signature_sha256=_or_none(value.get("signature_sha256"), _checked_hex),
-                accepted=tuple(str(what) for what in value.get("accepted", ())),
-                measured=Measured.from_json(value.get("measured")),
-            )
-        except (MalformedFile, LookupError, TypeError, ValueError):
-            return None
-        expected = (RECORD_SCHEMA, record.digest, "sha256:" + folder.parent.name)
-        return record if expected == (value["schema"], value["digest"], record.digest) else None
-
-
-def _checked_hex(text: str) -> str:
-    return check_digest(f"sha256:{text}").removeprefix("sha256:")
-
-
-def _or_none(value: Any, read: Callable[[Any], str]) -> str | None:
-    return None if value is None else read(value)
-
-
 def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> Path:
-    """Copy the files of `artifact`, hashed when it was opened, into `folder`; a folder with other
-    content is replaced only where `replace` allows it."""
+    """Copy the files of `artifact` into `folder`; other content there goes only with `replace`."""
     identity = artifact.record.id
     target = folder.expanduser().absolute() / identity.model / identity.tag
     with durable.storage_errors(f"cannot write {target}"):
@@ -429,7 +371,7 @@ def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> 
                 if _has(target, artifact):
                     return target
                 if not replace:
-                    raise OutputExists(
+                    raise errors.OutputExists(
                         f"{target} exists with other content.",
                         hint="move it away, or replace it: --force",
                     )
@@ -450,17 +392,15 @@ def _has(target: Path, artifact: StoredArtifact) -> bool:
             read_file(target / name, max_bytes=MAX_PAYLOAD_BYTES) == data
             for name, data in artifact.files.items()
         )
-    except (PathNotFound, MalformedFile):
+    except (errors.PathNotFound, errors.MalformedFile):
         return False
 
 
 def find_installed(
     reference: Reference, store: Store, catalog: Catalog | None = None
 ) -> Record | None:
-    """The store's record of what `reference` means, or `None` when nothing stored matches.
-
-    The latest fetched entry of an id wins; a bare name that several stored versions match means the
-    recipe's default."""
+    """The store's record of what `reference` means. The latest entry of an id wins; a bare name
+    that several versions match means the recipe's default."""
     catalog = catalog or Catalog.packaged()
     recipe = catalog.recipe(reference.name)
     wanted = reference.name.casefold()
@@ -479,5 +419,5 @@ def find_installed(
     default = f"{recipe.name}/{recipe.default_tag}".casefold() if recipe else ""
     if default not in found:
         choices = sorted(record.id.reference for record in found.values())
-        raise AmbiguousName.for_name(str(reference), choices)
+        raise errors.AmbiguousName.for_name(str(reference), choices)
     return found[default]

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from shlex import quote
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import (
@@ -27,38 +28,21 @@ from oscar_zoo.artifact.names import (
     path_text,
     safe_part,
 )
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    InvalidName,
-    NetworkError,
-    NotFoundError,
-    OfflineError,
-    OscarZooError,
-    PathNotFound,
-    RepositoryNotFound,
-    RevisionNotFound,
-    UsageError,
-)
 from oscar_zoo.next_step import Compute, SuggestedPath
 from oscar_zoo.observer import Note, Observer
-from oscar_zoo.registry.arguments import command_line, option_words
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import table
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import aliased
+from oscar_zoo.registry.params import PullParams, command_line, option_words
 from oscar_zoo.registry.recipe import ModelRecipe
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model to load.
-
-    Attributes:
-        source: local folder or hub id, as the loaders take it.
-        model_id: recorded in manifests: the recipe's hub id, else the hub id or folder name given.
-        name: folder-safe base name, first part of artifact ids.
-        notes: one sentence where something else has the same name.
-    """
+    """A model to load: `source` is a folder or a hub id, as the loaders take it; `model_id`,
+    recorded in manifests, the recipe's hub id, else the hub id or the folder's name; `name` the
+    first part of artifact ids."""
 
     source: str
     model_id: str
@@ -71,7 +55,6 @@ class ModelChoice:
 
     @property
     def on_no_hub(self) -> bool:
-        """Whether `source` is the id of a model that no hub has."""
         recipe = self.recipe
         return recipe is not None and not recipe.on_hub and self.source == recipe.hf_id
 
@@ -82,20 +65,17 @@ class ModelChoice:
         return self.name.casefold() == wanted.casefold()
 
     def check_can_be_had(self, again: str) -> None:
-        """Refuse a model that is on no hub and was not given as a folder."""
         if self.on_no_hub:
-            raise UsageError(
+            raise errors.UsageError(
                 f"the checkpoint of {self.name} is on no hub.", hint=f"give its folder: {again}"
             )
 
 
 def choose_model(model: str | Path) -> ModelChoice:
-    """Find out what `model` means.
-
-    A `Path`, or a text written as a path, is a folder. Otherwise a name of the zoo wins. An id such
-    as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
-    and SGLang. A name that the zoo does not know may mean a folder too, or one version that has it
-    as an alias."""
+    """What `model` means. A `Path`, or a text written as a path, is a folder. Otherwise a name of
+    the zoo wins. An id such as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as
+    it does for transformers and SGLang. A name that the zoo does not know may mean a folder too, or
+    one version that has it as an alias."""
     if isinstance(model, Path) or is_path(model):
         return _model_in_folder(Path(model).expanduser())
     choice, path = _model_called(model), Path(model)
@@ -108,7 +88,7 @@ def choose_model(model: str | Path) -> ModelChoice:
         return choice
     if os.path.isfile(model):  # noqa: PTH113 (any text: no errors)
         raise a_file(Path(model))
-    error = PathNotFound(f"no model is called {model!r}.")
+    error = errors.PathNotFound(f"no model is called {model!r}.")
     if os.path.isdir(model):  # noqa: PTH112 (any text: no errors)
         error.advise(f"did you mean the folder {path_text(path)}, which has no config.json?")
     elif close := Catalog.packaged().close_matches(model):
@@ -119,8 +99,7 @@ def choose_model(model: str | Path) -> ModelChoice:
 
 
 def _model_called(name: str) -> ModelChoice | None:
-    """The model that `name` alone means: a model of the zoo, or an id such as `Qwen/Qwen3-8B` on a
-    hub or of a folder here. `None` for any other name."""
+    """The model that `name` alone means: of the zoo, or an id on a hub or of a folder here."""
     recipe, path = Catalog.packaged().recipe(name), Path(name)
     hub_id = recipe.hf_id if recipe else name
     if hub_id.count("/") == 1 and holds_model(Path(hub_id)):
@@ -136,14 +115,13 @@ def _model_called(name: str) -> ModelChoice | None:
 
 
 def _model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoice:
-    """The model in the folder `path`, by default with what the zoo knows about a model of the
-    folder's name."""
+    """The model in `path`, by default with what the zoo knows of the folder's name."""
     if path.is_file():
         raise a_file(path)
     # written as a path, or a loader could take it for the id of a model on a hub
     source = path_text(path)
     if not path.is_dir():
-        raise PathNotFound.for_path(source, "model folder")
+        raise errors.PathNotFound.for_path(source, "model folder")
     check_utf8(path.absolute(), "the path of a model, for the libraries that load it,")
     cached = cached_model(path.resolve())
     model_id = cached[0] if cached else safe_part(path.resolve().name)
@@ -154,26 +132,23 @@ def _model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoi
 
 
 def recorded_model(model_id: str) -> ModelChoice:
-    """The model of a manifest or moments file, by the identity recorded there.
-
-    No folder is looked at: the name of a local model means nothing on another machine."""
+    """The model of a manifest or moments file. No folder is looked at: its name means nothing on
+    another machine."""
     recipe = Catalog.packaged().recipe(model_id)
     name = recipe.name if recipe else safe_part(model_id.rpartition("/")[2])
     return ModelChoice(model_id, model_id, name, recipe)
 
 
 def holds_model(path: Path) -> bool:
-    """Whether `path` is a folder with a `config.json`."""
     return os.path.isfile(path / "config.json")  # noqa: PTH113 (any text: no errors)
 
 
-def a_file(path: Path) -> OscarZooError:
-    """The error for a file in the place of a model's folder."""
+def a_file(path: Path) -> errors.OscarZooError:
     hint = "give the folder that holds config.json"
-    return refusal(path, UsageError(f"{path} is a file, not a model folder.", hint=hint))
+    return refusal(path, errors.UsageError(f"{path} is a file, not a model folder.", hint=hint))
 
 
-def refusal(path: Path, error: OscarZooError) -> OscarZooError:
+def refusal(path: Path, error: errors.OscarZooError) -> errors.OscarZooError:
     """The `error` for what is at `path`, or a better one where that is a model in GGUF."""
     from oscar_zoo.models.config_file import gguf_refusal
 
@@ -186,31 +161,38 @@ def _namesake_note(place: Path) -> str:
 
 
 def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
-    """Refuse the artifact of a folder's name when it was computed for another model of that name.
-
-    Names that the zoo knows mean one model everywhere; a folder may have any name."""
+    """Refuse the artifact of a folder's name that was computed for another model of that name.
+    Names that the zoo knows mean one model everywhere."""
     made_for = manifest.model.config_sha256 if manifest else None
     if manifest is None or made_for is None or choice.recipe is not None:
         return
     folder = Path(choice.source)
     if made_for != sha256_hex((folder / "config.json").read_bytes()):
-        raise UsageError(
+        raise errors.UsageError(
             f"{manifest.id} was made for another model than {folder}: config.json differs.",
             hint="give the folder a name of its own",
         )
 
 
 def check_model_id(text: str) -> None:
-    """Refuse what cannot be the id of a model, `ORG/NAME` or `NAME`."""
     parts = text.split("/")
     if len(parts) > 2:
-        raise InvalidName(f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B")
+        raise errors.InvalidName(
+            f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B"
+        )
     for part in parts:
         check_part(part, "model id")
 
 
+class _Written:
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True)
-class PathTarget:
+class PathTarget(_Written):
     """A file, an artifact folder or a tree of them; nothing needs to be there yet."""
 
     text: str
@@ -218,12 +200,9 @@ class PathTarget:
     choice = None
     """The model that the text alone means: none."""
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass(frozen=True)
-class ModelTarget:
+class ModelTarget(_Written):
     """A folder that holds a model and is no artifact. It stands for the artifact of its name."""
 
     text: str
@@ -237,12 +216,9 @@ class ModelTarget:
     def reference(self) -> Reference:
         return Reference(self.choice.name)
 
-    def __str__(self) -> str:
-        return self.text
-
 
 @dataclass(frozen=True)
-class NameTarget:
+class NameTarget(_Written):
     """The name of an artifact; `namesake` is a file or folder of the current folder that has the
     same name."""
 
@@ -252,7 +228,6 @@ class NameTarget:
 
     @cached_property
     def choice(self) -> ModelChoice | None:
-        """The model that the text alone means, if it means one."""
         return _model_called(self.reference.name)
 
     @property
@@ -260,15 +235,11 @@ class NameTarget:
         """`namesake`, if it is a folder that holds a model and is no artifact."""
         return self.namesake if self.namesake and _is_model_folder(self.namesake) else None
 
-    def __str__(self) -> str:
-        return self.text
-
 
 Target = PathTarget | ModelTarget | NameTarget
 
 
 def parse(text: str | Path) -> Target:
-    """Parse one target; a `Path` is always a path."""
     if isinstance(text, Path) or is_path(text):
         path = Path(text).expanduser()
         if _is_model_folder(path):
@@ -277,20 +248,19 @@ def parse(text: str | Path) -> Target:
     namesake = Path(text) if os.path.lexists(text) else None
     try:
         return NameTarget(text, Reference.parse(text), namesake)
-    except InvalidName:
+    except errors.InvalidName:
         if namesake is not None:
-            error: OscarZooError = ArtifactNotFound.for_name(text)
+            error: errors.OscarZooError = errors.ArtifactNotFound.for_name(text)
             suggest_path(namesake, error)
         elif table.kind_of(text) is not None:
             hint = "a hub is given with --hub; what it has: oscar-zoo list --hub " + quote(text)
-            error = InvalidName(f"{text} is a hub, and this takes a name.", hint=hint)
+            error = errors.InvalidName(f"{text} is a hub, and this takes a name.", hint=hint)
         else:
             raise
         raise error from None
 
 
 def parse_named(text: str | Path) -> ModelTarget | NameTarget:
-    """Parse a target that names an artifact, by itself or by a folder with a model."""
     target = parse(text)
     if isinstance(target, PathTarget):
         raise _takes_a_name(target)
@@ -298,7 +268,6 @@ def parse_named(text: str | Path) -> ModelTarget | NameTarget:
 
 
 def parse_name(text: str) -> NameTarget:
-    """Parse the name of an artifact; a folder with a model is refused too."""
     target = parse(text)
     if not isinstance(target, NameTarget):
         raise _takes_a_name(target)
@@ -316,7 +285,6 @@ def parse_model(model: str | Path, observer: Observer) -> ModelChoice:
 def parse_given_model(
     model: str | Path | None, observer: Observer, *, again: str
 ) -> ModelChoice | None:
-    """`parse_model` of the model that the user may have named, to run it."""
     if model is None:
         return None
     choice = parse_model(model, observer)
@@ -324,34 +292,35 @@ def parse_given_model(
     return choice
 
 
-def suggest_path(place: Path, error: OscarZooError) -> None:
+def suggest_path(place: Path, error: errors.OscarZooError) -> None:
     """Let `error` ask whether `place` was meant."""
     kind = "folder" if place.is_dir() else "file"
     error.advise()
     error.suggestions = (SuggestedPath(path_text(place), kind),)
 
 
-def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
+def _takes_a_name(target: PathTarget | ModelTarget) -> errors.OscarZooError:
     """The error for a path in the place of a name, with a command that takes this path."""
     from oscar_zoo.artifact.artifact_folder import find_artifacts
 
     text = f"{target} is a path; this takes a name."
     if isinstance(target, ModelTarget):
-        make = f"oscar-zoo compute {quote(target.text)} makes a rotation for this model"
-        known = target.choice.recipe is not None
-        return UsageError(
-            text, hint=f"the name of this model: {target.choice.name}" if known else make
-        )
+        hint = f"oscar-zoo compute {quote(target.text)} makes a rotation for this model"
+        if target.choice.recipe is not None:
+            hint = f"the name of this model: {target.choice.name}"
+        return errors.UsageError(text, hint=hint)
     if not os.path.lexists(target.path):
         hint = "check the path, or give a name: oscar-zoo list"
-        return PathNotFound(f"no such file or folder: {target}", hint=hint)
+        return errors.PathNotFound(f"no such file or folder: {target}", hint=hint)
     here = f"it is here already: oscar-zoo verify {quote(target.text)}"
-    error: OscarZooError = UsageError(text, hint=here)
+    error: errors.OscarZooError = errors.UsageError(text, hint=here)
     if find_artifacts(target.path):
         return error
     if target.path.is_dir():
         hint = "name another folder, or an artifact: oscar-zoo list"
-        error = PathNotFound(f"no model (config.json) and no rotations in {target}.", hint=hint)
+        error = errors.PathNotFound(
+            f"no model (config.json) and no rotations in {target}.", hint=hint
+        )
     return refusal(target.path, error)
 
 
@@ -362,7 +331,7 @@ def _is_model_folder(path: Path) -> bool:
     return holds_model(path) and not (path / FILE_NAME).exists() and not is_artifact(path)
 
 
-_NO_HUB = (PathNotFound, RepositoryNotFound, RevisionNotFound)
+_NO_HUB = (errors.PathNotFound, errors.RepositoryNotFound, errors.RevisionNotFound)
 """Errors of a hub that is not there: another name would not be found on it either."""
 
 
@@ -372,16 +341,17 @@ def looking_up(target: Target, observer: Observer) -> Iterator[None]:
     place = target.namesake if isinstance(target, NameTarget) else None
     try:
         yield
-    except (NotFoundError, NetworkError, InvalidName) as error:
+    except (errors.NotFoundError, errors.NetworkError, errors.InvalidName) as error:
         mention_namesake(place, error, observer)
         raise
     mention_namesake(place, None, observer)
 
 
-def mention_namesake(place: Path | None, error: OscarZooError | None, observer: Observer) -> None:
-    """Mention, after a look-up, the file or folder `place` that has the name which was looked up:
-    the `error` of the look-up asks whether it was meant, unless the hub itself is missing; without
-    one the observer hears a note."""
+def mention_namesake(
+    place: Path | None, error: errors.OscarZooError | None, observer: Observer
+) -> None:
+    """Let `error` ask whether the file or folder `place` was meant, unless the hub itself is
+    missing; without one the observer hears a note."""
     if place is None or isinstance(error, _NO_HUB):
         return
     if error is not None:
@@ -392,9 +362,8 @@ def mention_namesake(place: Path | None, error: OscarZooError | None, observer: 
 
 @dataclass(frozen=True)
 class ComputeWish:
-    """What a caller wants when nobody has published an artifact: to compute one with these values
-    of `ComputeParams`, or else to `ask` the observer. With `to_serve` it is wanted for a server, so
-    a model that `serve` refuses is an error."""
+    """What a caller wants when nobody has published an artifact: to compute one, or else to `ask`
+    the observer. For a server, a model that `serve` refuses is an error."""
 
     compute: bool = False
     ask: bool = False
@@ -404,33 +373,32 @@ class ComputeWish:
     offline: bool = False
     to_serve: bool = False
 
-    def may_compute(self, error: OscarZooError) -> bool:
-        """After a search gave `error`."""
-        return self.compute or (self.ask and isinstance(error, ArtifactNotFound | OfflineError))
+    def may_compute(self, error: errors.OscarZooError) -> bool:
+        return self.compute or (
+            self.ask and isinstance(error, errors.ArtifactNotFound | errors.OfflineError)
+        )
 
     def check(self) -> None:
         if self.calib_data and not self.compute:
-            raise UsageError(
-                "--calib-data goes with --compute.", hint="add --compute, or leave it out"
-            )
+            hint = "add --compute, or leave it out"
+            raise errors.UsageError("--calib-data goes with --compute.", hint=hint)
 
 
 def computing(choice: ModelChoice, sources: Sources, *, offline: bool = False) -> Compute:
-    """The next step for a command that does not compute: an artifact for the model `choice`, under
-    the name that the command looks for."""
-    words = option_words({"hub": sources.named, "compute": True, "offline": offline})
+    """The next step for a command that does not compute: an artifact under the name it looks
+    for."""
+    words = option_words(PullParams(hubs=sources.named, compute=True, offline=offline))
     return Compute(choice.name, command_line(["pull", choice.source, *words]))
 
 
 def model_to_compute(
-    target: ModelTarget | NameTarget, error: OscarZooError, model: ModelChoice | None = None
+    target: ModelTarget | NameTarget, error: errors.OscarZooError, model: ModelChoice | None = None
 ) -> ModelChoice | None:
     """The model from which an artifact for `target` can be made, after a search gave `error`;
-    `model` is where its weights are, if the caller said so, and must have the same name. `None`
-    when the error says something else, when the target names one version, and when no model is
-    meant."""
+    `model` is where its weights are, if the caller said so. `None` when the error says something
+    else, or the target names one version."""
     reference = target.reference
-    if not isinstance(error, ArtifactNotFound | NetworkError):
+    if not isinstance(error, errors.ArtifactNotFound | errors.NetworkError):
         return None
     if reference.tag is not None or reference.digest is not None:
         return None
@@ -438,16 +406,15 @@ def model_to_compute(
     return model if model is not None and model.is_called(reference.name) else None
 
 
-def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> None:
-    """Let the `error` of a search for the artifact of a model's folder begin with what the folder
-    is. What it suggests goes: the next step is to compute one."""
+def tell_of_folder(target: ModelTarget | NameTarget, error: errors.OscarZooError) -> None:
+    """Let the `error` of a search begin with what the folder is, and suggest nothing."""
     if not isinstance(target, ModelTarget):
         return
-    if isinstance(error, NetworkError) and error.said is not None:
+    if isinstance(error, errors.NetworkError) and error.said is not None:
         why = f" on this machine, and not every hub could be asked ({error.said.rstrip('.')})."
-    elif isinstance(error, OfflineError):
+    elif isinstance(error, errors.OfflineError):
         why = " on this machine, and offline mode asks no hub."
-    elif isinstance(error, ArtifactNotFound):
+    elif isinstance(error, errors.ArtifactNotFound):
         why = " known."
     else:
         return
@@ -456,10 +423,11 @@ def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> No
     error.advise()
 
 
-def propose_computing(choice: ModelChoice, error: OscarZooError, again: Callable[..., str]) -> None:
-    """Let the `error` of a search name computing an artifact of `choice` as the next step, where
-    that is what the user may have meant. `again` gives the command line that means the same, with
-    options to add or to replace."""
+def propose_computing(
+    choice: ModelChoice, error: errors.OscarZooError, again: Callable[..., str]
+) -> None:
+    """Let the `error` of a search name computing as the next step, where that may be meant. `again`
+    gives the command line that means the same, with other options."""
     from oscar_zoo.models.model_hub import is_here
 
     here, place = is_here(choice.source), Path(choice.source)
@@ -469,7 +437,7 @@ def propose_computing(choice: ModelChoice, error: OscarZooError, again: Callable
     if slash and (os.path.lexists(choice.source) or (first.is_dir() and not here)):
         if not os.path.lexists(place):
             error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
-    elif here or not isinstance(error, NetworkError):
+    elif here or not isinstance(error, errors.NetworkError):
         online = {} if here else {"offline": False}  # the model has to be fetched
         error.next_step = Compute(choice.name, again(compute=True, **online))
         if slash and not (here or error.suggestions or error.advice):

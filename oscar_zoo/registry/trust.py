@@ -15,32 +15,23 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Hex64, Spec, Text, validated
-from oscar_zoo.errors import (
-    AmbiguousName,
-    DigestMismatchError,
-    FrozenIndex,
-    MissingDependency,
-    RollbackError,
-    SignatureError,
-    malformed_hint,
-)
+from oscar_zoo.artifact.specs import Document, Hex64, Text
 from oscar_zoo.registry import signatures
-from oscar_zoo.registry.catalog import TIME_FORMAT, Catalog
+from oscar_zoo.registry.catalog import TIME_FORMAT, Catalog, Moment, PublicKey
 from oscar_zoo.registry.hubs.base import TIMESTAMP_NAME
 from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.pins import Pin, PinFile
 from oscar_zoo.registry.signatures import SigningKey
-from oscar_zoo.registry.store import Record
 
 
 @dataclass(frozen=True)
@@ -55,8 +46,7 @@ class Promise:
     about_manifest: bool = True
 
     def broken(self, digest: str | None, manifest_sha256: str | None) -> bool:
-        """Whether an offer with this digest (`None`: not known yet) and `oscar.json` is another
-        one."""
+        """Whether an offer is another one; a `digest` of `None` is not known yet."""
         if digest is not None and digest != self.digest:
             return True
         return self.about_manifest and manifest_sha256 != self.manifest_sha256
@@ -76,7 +66,6 @@ class Trust:
     allow_downgrade: bool = False
 
     def pinned(self, reference: Reference, catalog: Catalog) -> Pin | None:
-        """The pin of the project's lock that `reference` means, or `None`."""
         if self.lock is None or self.accept_new:
             return None
         recipe, folder = catalog.recipe(reference.name), reference.name.rsplit("/", 1)[-1]
@@ -85,7 +74,7 @@ class Trust:
         model, default = (recipe.name, recipe.default_tag) if recipe else (folder, None)
         try:
             return self.lock.read().find(reference, model, default)
-        except AmbiguousName as error:  # withdrawn versions are among them, too
+        except errors.AmbiguousName as error:  # withdrawn versions are among them, too
             error.message = f"{error.message.rstrip('.')}, which {self.lock.path.name} pins."
             error.args = (error.message,)
             raise
@@ -97,8 +86,7 @@ class Trust:
         entry: IndexEntry | None = None,
         packaged: Promise | None = None,
     ) -> Iterator[Promise]:
-        """Everything promised about `artifact`, the strongest first, except for the copy in the
-        store."""
+        """Everything promised but by the copy in the store, the strongest first."""
         if packaged is not None:
             yield packaged
         if entry is not None:
@@ -118,42 +106,31 @@ class Trust:
         of: Sequence[Promise],
         hub: str,
     ) -> None:
-        """Refuse an offer that breaks a promise."""
         for promise in of:
             can_be_given_up = self.accept_new and not promise.final
             if promise.broken(digest, manifest_sha256) and not can_be_given_up:
                 raise _broken(artifact, promise, digest, manifest_sha256, hub)
 
     def check_serial(self, hub: str, index: Index) -> None:
-        """Refuse an index that is older than one seen before; raises `RollbackError`."""
         seen = self.known.read().serials.get(hub, 0)
         if index.serial < seen and not self.allow_downgrade:
-            raise RollbackError.for_serial(hub, seen, index.serial)
+            raise errors.RollbackError.for_serial(hub, seen, index.serial)
 
     def check_timestamp(self, hub: str, stamp: bytes | None, index: bytes | None) -> str | None:
-        """The fingerprint of the key that signed an index, or `None`; see `checked_key`."""
         pinned = None if self.accept_new else self.known.read().keys.get(hub)
         return checked_key(stamp, index, hub=hub, pinned=pinned, allow_old=self.allow_downgrade)
 
     def key_of(self, hub: str) -> str | None:
-        """The fingerprint of the key that is pinned for `hub` at any revision, or `None`."""
         return self.known.read().key_of(hub)
 
     def remember(
         self, pin: Pin, *, hub: str = "", index: Index | None = None, key: str | None = None
     ) -> None:
-        """Write down what was used: for this user, and for the project where its lock may be
-        written."""
+        """Write down what was used: for this user, and in the lock where it may be written."""
         serial = 0 if index is None else index.serial
         self.known.update(lambda pins: pins.with_pin(pin).with_index(hub, serial, key))
         if self.lock is not None and self.write_lock and not self.locked:
             self.lock.update(lambda pins: pins.with_pin(pin))
-
-
-def of_record(record: Record) -> Promise:
-    """The promise of the copy in the store."""
-    by = f"the copy stored on {record.fetched[:10]}"
-    return Promise(record.digest, record.manifest_sha256, by)
 
 
 def _broken(
@@ -162,7 +139,7 @@ def _broken(
     digest: str | None,
     manifest_sha256: str | None,
     hub: str,
-) -> DigestMismatchError:
+) -> errors.DigestMismatchError:
     what, want, got = str(artifact), promise.digest, digest or ""
     if digest in (None, promise.digest):
         want, got = promise.manifest_sha256 or "no file", manifest_sha256 or "no file"
@@ -174,7 +151,7 @@ def _broken(
     if promise.final:
         said = f"{what} is {want} by {promise.by}; {hub} offers {got}."
         hint = "do not use it; tell the owner of the hub"
-    error = DigestMismatchError(said, hint=hint)
+    error = errors.DigestMismatchError(said, hint=hint)
     error.what, error.want, error.got = what, want, got
     return error
 
@@ -183,27 +160,20 @@ LIFETIME = timedelta(days=90)
 """How long a timestamp is valid; every command that writes with the key renews it."""
 
 
-class Timestamp(Spec):
-    """The document: which index is in force, and until when.
+class Timestamp(Document, PublicKey):
+    """Which index is in force, and until when. `signature` is of all other fields in canonical
+    JSON, base64 as the public `key` is."""
 
-    `key` is the public key, DER in base64; `signature` is of all other fields in canonical JSON, in
-    the same form."""
-
+    NAME, CODE = TIMESTAMP_NAME, "timestamp"
+    REMEDY = "ask the owner of the hub to sign it again"
     schema_: Literal["oscar-zoo.timestamp/1"] = Field(alias="schema")
     serial: Annotated[int, Field(ge=0, lt=1 << 53)]
     index_sha256: Hex64
-    expires: Text
-    key: Text
+    expires: Moment
     signature: Text
-
-    @model_validator(mode="after")
-    def _readable(self) -> Self:
-        self.until, self.public  # noqa: B018  (they raise a ValueError, as validators do)
-        return self
 
     @classmethod
     def of(cls, index: bytes, serial: int, key: SigningKey) -> Self:
-        """The timestamp of `index`, made now, signed with `key`."""
         unsigned = cls(
             schema="oscar-zoo.timestamp/1",
             serial=serial,
@@ -215,40 +185,16 @@ class Timestamp(Spec):
         signature = base64.b64encode(key.sign(unsigned.signed_bytes)).decode()
         return unsigned.model_copy(update={"signature": signature})
 
-    @classmethod
-    @malformed_hint("ask the owner of the hub to sign it again")
-    def from_bytes(cls, data: bytes, what: str) -> Self:
-        """Parse an untrusted document; raises `MalformedFile`."""
-        value = strict_json.loads(data, what=what)
-        return validated(cls, value, code="timestamp.schema", what=what)
-
-    def to_bytes(self) -> bytes:
-        """The file form."""
-        return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
-
     @property
     def signed_bytes(self) -> bytes:
-        """What the signature is of."""
         value = self.model_dump(mode="json", by_alias=True, exclude={"signature"})
         return strict_json.canonical_bytes(value)
 
     @property
-    def until(self) -> datetime:
-        """`expires` as a time."""
-        return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
-
-    @property
-    def public(self) -> bytes:
-        """`key` as bytes."""
-        return base64.b64decode(self.key, validate=True)
-
-    @property
     def fingerprint(self) -> str:
-        """sha256 of the public key."""
         return signatures.fingerprint(self.public)
 
     def is_signed(self) -> bool:
-        """Whether the owner of `key` signed this; raises `MissingDependency`."""
         try:
             signature = base64.b64decode(self.signature, validate=True)
         except ValueError:
@@ -259,43 +205,41 @@ class Timestamp(Spec):
 def checked_key(
     stamp: bytes | None, index: bytes | None, *, hub: str, pinned: str | None, allow_old: bool
 ) -> str | None:
-    """The fingerprint of the key that signed the index of a hub, or `None` of a hub without one.
-
-    Args:
-        pinned: the fingerprint seen before, or `None`.
-    """
+    """The fingerprint of the key that signed the index of a hub, or `None` of a hub without one;
+    `pinned` is the one seen before."""
     if stamp is None:
         if pinned is not None:
-            raise SignatureError.for_hub(hub, f"is not signed any more; key {pinned[:16]} did")
+            raise errors.SignatureError.for_hub(
+                hub, f"is not signed any more; key {pinned[:16]} did"
+            )
         return None
-    found = Timestamp.from_bytes(stamp, f"{TIMESTAMP_NAME} of {hub}")
+    found = Timestamp.from_bytes(stamp, what=f"{TIMESTAMP_NAME} of {hub}")
     if pinned is not None and found.fingerprint != pinned:
-        raise SignatureError.for_hub(
+        raise errors.SignatureError.for_hub(
             hub, f"is signed by key {found.fingerprint[:16]}, and was by {pinned[:16]}"
         )
     try:
         signed = found.is_signed()
-    except MissingDependency:
+    except errors.MissingDependency:
         if pinned is not None:
             raise
         return None  # as of a hub that does not sign, which is what this machine can tell
     if not signed:
-        raise SignatureError.for_hub(hub, "has a signature that is none of its key")
+        raise errors.SignatureError.for_hub(hub, "has a signature that is none of its key")
     if found.index_sha256 != sha256_hex(index or b""):
-        raise SignatureError.for_hub(hub, "is another one than its owner signed")
+        raise errors.SignatureError.for_hub(hub, "is another one than its owner signed")
     if found.until < signatures.now() and not allow_old:
-        raise FrozenIndex.for_hub(hub, found.expires)
+        raise errors.FrozenIndex.for_hub(hub, found.expires)
     return found.fingerprint
 
 
 def renewed(stamp: bytes | None, index: bytes, serial: int, key: SigningKey | None) -> bytes | None:
-    """The timestamp to write beside `index`, or `None` where the one that is there stays or none is
-    wanted."""
-    before = None if stamp is None else Timestamp.from_bytes(stamp, TIMESTAMP_NAME)
+    """The timestamp to write beside `index`; `None` where the one that is there stays."""
+    before = None if stamp is None else Timestamp.from_bytes(stamp)
     same = before is not None and before.index_sha256 == sha256_hex(index)
     if key is None:
         if before is not None and not same:
-            raise SignatureError(
+            raise errors.SignatureError(
                 "the index of this hub is signed, and no key is named.",
                 hint=f"name the file of its private key: export {signatures.VARIABLE}=zoo.pem",
             )

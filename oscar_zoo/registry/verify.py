@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference, is_path, parse_digest, path_text
 from oscar_zoo.artifact.outcome import (
@@ -20,19 +21,12 @@ from oscar_zoo.artifact.outcome import (
     VerifyReport,
 )
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    MalformedFile,
-    PathNotFound,
-    UsageError,
-)
 from oscar_zoo.next_step import Pull
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored, status_warnings
-from oscar_zoo.registry.params import VerifyParams
-from oscar_zoo.registry.signatures import SignatureWish, signature_in, signature_of, with_signature
+from oscar_zoo.registry.params import Signed, VerifyParams
+from oscar_zoo.registry.signatures import signature_in, signature_of, with_signature
 from oscar_zoo.registry.store import Store, StoredArtifact
 from oscar_zoo.registry.targets import NameTarget, a_file, looking_up, parse, refusal
 from oscar_zoo.verb import python_call
@@ -42,13 +36,12 @@ WANTED = "give a rotation file, or a folder that holds a K/V pair"
 
 @dataclass(frozen=True)
 class Expected:
-    """What an artifact is held against; without `geometry`, that of the model which a folder of the
-    path, or the artifact itself, names."""
+    """What an artifact is held against; without `geometry`, that of the model which it names."""
 
     geometry: Geometry | None = None
     digest: str | None = None
     strict: bool = False
-    signing: SignatureWish = field(default_factory=SignatureWish)
+    signing: Signed = field(default_factory=Signed)
 
     def of(
         self,
@@ -57,7 +50,6 @@ class Expected:
         known: Geometry | None,
         **more: Any,
     ) -> Outcome:
-        """The outcome of verification; `known` is the geometry that a name told."""
         from oscar_zoo.artifact.verify import verify_files
 
         verify = partial(
@@ -72,18 +64,17 @@ class Expected:
 
 
 def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
-    """Verify every target; a tree gives one result for each artifact in it."""
     from oscar_zoo.models.config_file import geometry_of_folder
 
     named = params.targets if isinstance(params.targets, tuple) else (params.targets,)
     targets = [parse(target) for target in named]
     if params.digest is not None and len(targets) > 1:
-        raise UsageError("--digest goes with exactly one target.")
+        raise errors.UsageError("--digest goes with exactly one target.")
     expected = Expected(
         _model_geometry(params.model, geometry_of_folder) if params.model is not None else None,
         parse_digest(params.digest) if params.digest is not None else None,
         params.strict,
-        SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
+        params,
     )
     results: list[Outcome] = []
     for target in targets:
@@ -91,13 +82,11 @@ def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
             with looking_up(target, observer):
                 results.append(_check_installed(target.reference, expected))
             continue
-        place = artifacts_at(target.path)
-        if expected.digest is not None and len(place.artifacts) > 1:
-            raise UsageError(
-                f"--digest goes with one artifact, {place.path} holds {len(place.artifacts)}.",
-                hint="name one of them",
-            )
-        results += [check_one(item, expected) for item in place.artifacts]
+        path, found = artifacts_at(target.path)
+        if expected.digest is not None and len(found) > 1:
+            text = f"--digest goes with one artifact, {path} holds {len(found)}."
+            raise errors.UsageError(text, hint="name one of them")
+        results += [check_one(item, expected) for item in found]
     return VerifyReport.of(results)
 
 
@@ -119,12 +108,11 @@ verify = python_call(VerifyParams, _one)
 
 
 def check_one(path: Path, expected: Expected | None = None) -> Outcome:
-    """Verify one rotation file or artifact folder; `path` is as `existing_path` returns it."""
     from oscar_zoo.artifact.artifact_folder import read_path
 
     expected, label = expected or Expected(), path_text(path)
-    if path.is_file() and expected.signing.required:
-        raise UsageError(
+    if path.is_file() and expected.signing.require_signature:
+        raise errors.UsageError(
             f"{label} is one file, and a signature is of an artifact.", hint="name its folder"
         )
     files = read_path(path)
@@ -136,13 +124,12 @@ def check_one(path: Path, expected: Expected | None = None) -> Outcome:
 
 
 def _check_installed(reference: Reference, expected: Expected) -> Outcome:
-    """Verify what `reference` means in the local store; a damaged or missing file is an outcome,
-    not an exception."""
+    """Verify what `reference` means in the local store; damage is an outcome, no exception."""
     store = Store()
     record = find_stored(reference, store)
     if record is None:
         close = close_names(reference.name)
-        raise ArtifactNotFound(
+        raise errors.ArtifactNotFound(
             f"{reference} is not in the store.",
             suggestions=close,
             next_step=None if close else Pull(str(reference)),
@@ -151,65 +138,53 @@ def _check_installed(reference: Reference, expected: Expected) -> Outcome:
     outcome: Outcome
     try:
         stored = store.open(record.digest, record.id)
-    except DigestMismatchError as error:
+    except errors.DigestMismatchError as error:
         failed = Check("bytes", "failed", error.message)
         outcome = DigestMismatch(error.what, error.want, error.got, (failed,))
-    except MalformedFile as error:
+    except errors.MalformedFile as error:
         outcome = Unreadable(error.message, label)
     else:
-        outcome = expected.of(
-            stored.payload,
-            signature_of(stored, expected.signing),
-            _geometry_of(record.id.model),
-            manifest=stored.manifest,
-            expected=record.files,
-            what=label,
-        )
+        outcome = verify_stored(stored, expected, signature_of(stored, expected.signing))
     remarks = status_warnings(record)
     return replace(outcome, label=label, fetch_again=record.fetch_again, remarks=remarks)
 
 
-def verify_stored(artifact: StoredArtifact) -> Outcome:
+def verify_stored(
+    stored: StoredArtifact,
+    expected: Expected | None = None,
+    signature: SignatureReport | None = None,
+) -> Outcome:
     """Verify an entry that `Store.open` returned, with the geometry the zoo knows for its model."""
-    from oscar_zoo.artifact.verify import verify_files
-
-    return verify_files(
-        artifact.payload,
-        manifest=artifact.manifest,
-        expected=artifact.record.files,
-        geometry=_geometry_of(artifact.record.id.model),
-        name_hint=str(artifact.record.id),
+    record = stored.record
+    return (expected or Expected()).of(
+        stored.payload,
+        signature,
+        _geometry_of(record.id.model),
+        manifest=stored.manifest,
+        expected=record.files,
+        what=record.id.reference,
     )
 
 
 def existing_path(path: Path) -> Path:
-    """What to verify for `path`: a manifest stands for its folder, and a link to a folder for the
-    folder itself."""
+    """What to verify for `path`: a manifest stands for its folder, a link for its target."""
     text = path_text(path)
     if path.is_symlink() and not path.exists():
-        raise PathNotFound(
+        raise errors.PathNotFound(
             f"{text} is a symbolic link that leads nowhere.",
             hint=f"see where: ls -l {shlex.quote(text)}",
         )
     if not path.exists():
-        raise PathNotFound.for_path(text)
+        raise errors.PathNotFound.for_path(text)
     if path.is_dir():
         return path.resolve() if path.is_symlink() else path
     if not path.is_file():
-        raise UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
+        raise errors.UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
     return path.parent if path.name == FILE_NAME else path
 
 
-@dataclass(frozen=True)
-class Place:
+def artifacts_at(path: Path) -> tuple[Path, list[Path]]:
     """A path, and the artifacts at and below it, one at least; a file is one itself."""
-
-    path: Path
-    artifacts: list[Path]
-
-
-def artifacts_at(path: Path) -> Place:
-    """The artifacts at and below a path that somebody named."""
     from oscar_zoo.artifact.artifact_folder import find_artifacts, refuse_links
 
     path = existing_path(path)
@@ -217,16 +192,15 @@ def artifacts_at(path: Path) -> Place:
     if not found:
         refuse_links(path)
         message = f"no rotation files in {path_text(path)}."
-        raise refusal(path, PathNotFound(message, hint=WANTED))
-    return Place(path, found)
+        raise refusal(path, errors.PathNotFound(message, hint=WANTED))
+    return path, found
 
 
 def one_artifact(path: Path) -> Path:
     """The file `path`, or the folder of the one artifact at or below it."""
-    place = artifacts_at(path)
-    path, found = place.path, place.artifacts
+    path, found = artifacts_at(path)
     if path not in found and len(found) > 1:
-        raise UsageError(
+        raise errors.UsageError(
             f"{path} holds {len(found)} artifacts.",
             hint=f"name one, for example {path_text(found[0])}",
         )
@@ -239,14 +213,12 @@ def _geometry_of(model: str) -> Geometry | None:
 
 
 def _geometry_from_path(path: Path) -> Geometry | None:
-    """Geometry of the model whose recipe is named by a folder of `path`, as in
-    `<Model>/<tag>/file`."""
+    """Of the model whose recipe a folder of `path` names, as in `<Model>/<tag>/file`."""
     parts = (path, *path.absolute().parents[:3])
     return next(filter(None, (_geometry_of(part.name) for part in parts)), None)
 
 
 def _model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> Geometry:
-    """Geometry of a model given as a name of the zoo or as a folder with a `config.json`."""
     path = Path(model).expanduser()
     known = _geometry_of(model) if isinstance(model, str) else None
     if known is not None:
@@ -256,9 +228,9 @@ def _model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> 
     if path.exists():
         raise a_file(path)
     if isinstance(model, Path) or is_path(model):
-        raise PathNotFound.for_path(model, "model folder")
+        raise errors.PathNotFound.for_path(model, "model folder")
     close = Catalog.packaged().close_matches(model)
-    raise UsageError(
+    raise errors.UsageError(
         f"no model is called {model!r}.",
         hint=None if close else "give a folder with a config.json, or a name of the zoo",
         suggestions=close,

@@ -47,7 +47,6 @@ class ResolvedArtifact:
 
     @property
     def digest(self) -> str | None:
-        """Of what the hub offers by its listing; `None` when the listing lacks a sha256."""
         known = [FileDigest(f.path, f.sha256, f.size) for f in self.files if f.sha256 is not None]
         return artifact_digest(known) if len(known) == len(self.files) else None
 
@@ -72,17 +71,13 @@ class ResolvedArtifact:
 
     @property
     def expected_digest(self) -> str | None:
-        """Digest that this package promises, or `None`."""
         promise = self.packaged_promise
         return promise.digest if promise else None
 
     @property
     def packaged_promise(self) -> Promise | None:
-        """What this package says of the payload as a promise, or `None` when nobody has seen it; it
-        says nothing of `oscar.json`.
-
-        A packaged manifest speaks of what is on the hub. What was seen elsewhere is a promise of
-        the past."""
+        """What this package says of the payload. A packaged manifest speaks of what is on the hub;
+        what was seen elsewhere is a promise of the past."""
         if self.packaged is not None and self.packaged.digest is not None:
             by = "the manifest shipped with oscar-zoo"
             return Promise(self.packaged.digest, None, by, final=True, about_manifest=False)
@@ -94,7 +89,6 @@ class ResolvedArtifact:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should read before using it."""
         status, entry = self.view.status(self.id), self.entry
         sentences = [] if status.state == "active" else [status_sentence(self.id, status)]
         if entry is not None and "poor" in entry.accepted:
@@ -104,8 +98,7 @@ class ResolvedArtifact:
 
 @dataclass(frozen=True)
 class HubView:
-    """A hub with its index; `key` is the fingerprint of the key that signed the index, or
-    `None`."""
+    """A hub with its index, and the fingerprint of the key that signed that."""
 
     hub: Hub
     catalog: Catalog
@@ -129,19 +122,16 @@ class HubView:
 
     @property
     def is_remote(self) -> bool:
-        """Whether asking the hub costs requests."""
         return address.is_remote(self.hub.name)
 
     def status(self, artifact: ArtifactId) -> Status:
-        """Whether `artifact` is offered by name: the hub's index says, else the packaged
-        manifest."""
+        """Whether it is offered by name: the hub's index says, else the packaged manifest."""
         entry, packaged = self.index.entry(artifact), self.catalog.manifest(artifact)
         if entry is not None:
             return entry.status
         return packaged.registry.status if packaged and packaged.registry else Status()
 
     def offer(self, artifact: ArtifactId) -> ResolvedArtifact:
-        """What the hub offers for `artifact`: its listing and its `oscar.json`."""
         listing = {file.path: file for file in self.hub.files(artifact)}
         data = manifest = None
         names = [name for name in listing if is_payload(name)]
@@ -165,10 +155,8 @@ class HubView:
 
 
 def _signed(hub: Hub, data: bytes | None, trust: Trust) -> tuple[str | None, bytes | None]:
-    """The key that signed the index `data` of `hub`, and the index.
-
-    A folder is not read at one moment, so it is read again where its timestamp is of another index:
-    somebody may be publishing."""
+    """The key that signed the index `data` of `hub`, and the index. A folder is read again where
+    its timestamp is of another index: somebody may be publishing."""
     for attempt in range(_READS):
         try:
             return trust.check_timestamp(hub.name, hub.root_file(TIMESTAMP_NAME), data), data
@@ -182,14 +170,12 @@ def _signed(hub: Hub, data: bytes | None, trust: Trust) -> tuple[str | None, byt
 
 
 def status_sentence(artifact: ArtifactId, status: Status) -> str:
-    """What a person should know about a version that is deprecated or yanked."""
     instead = f"; use {status.replaced_by}" if status.replaced_by else ""
     return f"{artifact.reference} is {status.state}: {status.reason or 'no reason given'}{instead}"
 
 
 def every_version(hubs: Iterable[Hub]) -> list[Reference]:
-    """The full name of every version of every hub, each once, sorted, without the withdrawn
-    ones."""
+    """Every version of every hub, each once, sorted, without the withdrawn ones."""
     found: dict[str, Reference] = {}
     for hub in hubs:
         view = HubView.open(hub)
@@ -200,7 +186,6 @@ def every_version(hubs: Iterable[Hub]) -> list[Reference]:
 
 
 def find(reference: Reference, view: HubView) -> ResolvedArtifact:
-    """The artifact that `reference` means in `view`."""
     on_hub = view.hub.artifacts()
     exact = [a for a in on_hub if a.key == reference.name.casefold()]
     versions = exact if exact and not reference.tag else _versions(reference.name, on_hub, view)
@@ -292,7 +277,8 @@ def _not_found(
         names |= {alias for entry in view.index.artifacts for alias in entry.aliases}
         close = view.catalog.close_matches(reference.name, names)
         error = ArtifactNotFound.for_name(str(reference), close)
-        error.next_step = ListNames(None if view.hub.name in address.load().read else view.hub.name)
+        is_usual = view.hub.name in address.Sources().read
+        error.next_step = ListNames(None if is_usual else view.hub.name)
         return error
     elsewhere = sorted(
         f"{scheme}:{place.repo}"

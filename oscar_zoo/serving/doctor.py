@@ -45,9 +45,9 @@ from oscar_zoo.models import hardware
 from oscar_zoo.next_step import Install
 from oscar_zoo.registry import login
 from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.hubs.base import Limits, in_parallel, within
 from oscar_zoo.registry.hubs.http import is_nearby
 from oscar_zoo.registry.hubs.table import HUBS, HubKind
-from oscar_zoo.registry.hubs.threads import in_parallel, within
 from oscar_zoo.registry.store import Store
 from oscar_zoo.serving.params import ENGINES
 from oscar_zoo.version import __version__
@@ -139,12 +139,13 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFi
     slow: list[Callable[[], DoctorFinding]] = []
     problem: OscarZooError | None = None
     try:
-        configured = address.load(hubs, offline=offline)
+        configured = address.Sources(hubs, offline=offline)
+        limits = configured.network
     except OscarZooError as error:
         problem = error
     found = [*versions(), *folders(), *settings(problem)]
     if problem is None:
-        slow += [partial(_hub, text, configured) for text in configured.read]
+        slow += [partial(_hub, text, configured, limits) for text in configured.read]
         slow += [
             partial(_token, kind, configured.offline) for kind in HUBS.values() if kind.credential
         ]
@@ -217,14 +218,14 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
             yield say("ok", shown)
 
 
-def _hub(text: str, configured: address.HubSettings) -> DoctorFinding:
+def _hub(text: str, configured: address.Sources, limits: Limits) -> DoctorFinding:
     title = masked(text)
     say = _finding("hub", title, hub=title)
     if configured.offline and address.is_remote(text):
         return say("not checked", "offline mode", reachable=None)
     start = time.monotonic()
     try:
-        hub = address.open_hub(text, network=configured.network)
+        hub = address.open_hub(text, network=limits)
         late = HubTimeout.for_hub(hub.title, f"did not answer within {SECONDS:.0f} s")
         count = len(within(SECONDS, hub.artifacts, error=lambda: late))
     except OscarZooError as error:

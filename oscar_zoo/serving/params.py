@@ -20,8 +20,9 @@ from oscar_zoo.registry.params import (
     OFFLINE,
     REVISION,
     SERVED_MODEL,
+    option_words,
 )
-from oscar_zoo.verb import Arg, Opt, parameters_of
+from oscar_zoo.verb import Arg, Opt
 
 PORT = 30000
 Engine = Literal["sglang", "vllm"]
@@ -218,16 +219,9 @@ class ServeParams:
         """The arguments behind `oscar-zoo` that mean the same, with `changes` of fields; `json`
         adds `--json`."""
         target = path_text(self.target) if isinstance(self.target, Path) else self.target
-        words = ["serve", target]
-        for row in parameters_of(type(self)):
-            value = changes.get(row.name, getattr(self, row.name))
-            flag = row.says.flag or "--" + row.name.replace("_", "-")
-            if isinstance(row.says, Arg) or (value == row.default and row.name not in changes):
-                continue
-            if row.name == "clip":
-                value = f"{value.k},{value.v}"
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [] if one in (None, False) else [flag] if one is True else [flag, str(one)]
+        if self.clip is not None:
+            changes = {"clip": f"{self.clip.k},{self.clip.v}"} | changes
+        words = ["serve", target, *option_words(self, **changes)]
         words += ["--json"] if changes.get("json") else []
         return [*words, *(["--", *self.flags] if self.flags else [])]
 

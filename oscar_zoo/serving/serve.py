@@ -145,8 +145,7 @@ def find(
 
 def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
     """The folder of the one artifact at or below a path, or of the one for `model`."""
-    place = artifacts_at(target.path)
-    found = place.artifacts
+    place, found = artifacts_at(target.path)
     if len(found) == 1:
         return found[0]
     if model is None:
@@ -154,7 +153,7 @@ def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
         hint = f"say which with --model MODEL, or name one of them, for example {one}"
         raise UsageError(f"{target} holds {len(found)} artifacts.", hint=hint)
     wanted = model.source if Path(model.source).is_dir() else model.model_id
-    return choose_artifact(place.path, found, wanted)
+    return choose_artifact(place, found, wanted)
 
 
 @dataclass(kw_only=True)

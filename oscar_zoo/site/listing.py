@@ -15,7 +15,7 @@ from pydantic import Field, InstanceOf, PlainSerializer
 from typing_extensions import TypedDict
 
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, says
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, NotFoundError, ScoreNotFound, StorageError, UsageError
@@ -24,7 +24,6 @@ from oscar_zoo.registry import known_names
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, Where, collect, entry_of, score_summary
 from oscar_zoo.registry.hubs.address import Sources
-from oscar_zoo.registry.index import Summary
 from oscar_zoo.registry.known_names import locked_warnings, quality_warnings
 from oscar_zoo.registry.lookup import look
 from oscar_zoo.registry.pins import PinFile
@@ -230,7 +229,7 @@ def _stored(record: Record, catalog: Catalog) -> Entry:
     except (MalformedFile, NotFoundError, StorageError):
         pass
     recipe = catalog.recipe(record.id.model)
-    return Entry(record.id, None, recipe, Summary(), record.digest, Status(), (), (), None)
+    return Entry(record.id, recipe=recipe, digest=record.digest)
 
 
 def _is_of(model: str, recipe: ModelRecipe | None, views: Sequence[HubView], entry: Entry) -> bool:

@@ -217,7 +217,8 @@ FILES = {"a.pt": b"new a", "oscar.json": b"{}"}
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
     """A folder with a real manifest and the files it lists."""
-    manifest = Manifest.from_bytes(PACKAGED.read_bytes(), registry=True).immutable()
+    manifest = Manifest.from_bytes(PACKAGED.read_bytes(), registry=True)
+    manifest = manifest.model_copy(update={"registry": None})
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "oscar.json").write_bytes(manifest.to_bytes())

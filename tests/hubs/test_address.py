@@ -29,28 +29,28 @@ def write(text: str) -> Path:
 
 
 def test_the_defaults_are_the_users_zoo_then_the_public_ones() -> None:
-    settings = address.load()
+    settings = address.Sources()
     assert settings.read == (f"file:{paths.default_zoo_dir()}", *address.PUBLIC)
-    assert settings.publish == ()
-    assert not settings.offline
+    assert settings.publish == () and not settings.offline
     assert [hub.name for hub in address.Sources().hubs] == list(settings.read)
-    assert [hub.name for hub in address.publishing_hubs()] == [f"file:{paths.default_zoo_dir()}"]
+    (own,) = address.Sources().publishing_hubs
+    assert own.name == f"file:{paths.default_zoo_dir()}"
 
 
 def test_flags_win_over_the_environment_and_that_over_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write('hubs = ["hf:stored/zoo", "default"]\npublish = "hf:stored/own"\n')
-    assert address.load().read == ("hf:stored/zoo", *address.PUBLIC)
-    assert address.load().publish == ("hf:stored/own",)
+    assert address.Sources().read == ("hf:stored/zoo", *address.PUBLIC)
+    assert address.Sources().publish == ("hf:stored/own",)
     monkeypatch.setenv("OSCAR_ZOO_HUB", "ms:env/zoo, file:/srv/a b  hf:env/zoo@v1")
-    assert address.load().read == ("ms:env/zoo", "file:/srv/a b", "hf:env/zoo@v1")
-    assert address.load().publish == address.load().read
-    assert address.load(["hf:flag/zoo"]).read == ("hf:flag/zoo",)
+    assert address.Sources().read == ("ms:env/zoo", "file:/srv/a b", "hf:env/zoo@v1")
+    assert address.Sources().publish == address.Sources().read
+    assert address.Sources(["hf:flag/zoo"]).read == ("hf:flag/zoo",)
 
 
 def test_a_hub_without_commits_is_published_to_last() -> None:
-    names = [hub.name for hub in address.publishing_hubs(["ms:me/zoo", "hf:me/zoo"])]
+    names = [hub.name for hub in address.Sources(["ms:me/zoo", "hf:me/zoo"]).publishing_hubs]
     assert names == ["hf:me/zoo", "ms:me/zoo"]
 
 
@@ -59,7 +59,7 @@ def test_offline_leaves_hubs_in_folders_only(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "1")
-    settings = address.load()
+    settings = address.Sources()
     assert settings.offline
     assert [hub.name for hub in address.Sources(offline=settings.offline).hubs] == [
         f"file:{paths.default_zoo_dir()}"
@@ -81,7 +81,7 @@ def test_offline_leaves_hubs_in_folders_only(
 def test_a_broken_file_is_one_line_that_names_it(text: str, named: str) -> None:
     path = write(text)
     with pytest.raises(UsageError) as caught:
-        address.load()
+        assert address.Sources().network
     assert str(path) in caught.value.message
     assert named in caught.value.message
     assert "\n" not in caught.value.message
@@ -89,7 +89,7 @@ def test_a_broken_file_is_one_line_that_names_it(text: str, named: str) -> None:
 
 def test_limits_of_requests_are_configured() -> None:
     write("[network]\nread = 6.0\ntries = 2\n")
-    limits = address.load().network
+    limits = address.Sources().network
     assert (limits.read, limits.connect, limits.tries) == (6.0, 10.0, 2)
 
 

@@ -62,8 +62,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
-def hub(**changes: Any) -> HuggingFaceHub:
-    return HuggingFaceHub("org/name", limits=LIMITS, **changes)
+def hub() -> HuggingFaceHub:
+    return HuggingFaceHub("org/name", limits=LIMITS)
 
 
 def listed(path: str) -> HubFile:
@@ -112,21 +112,25 @@ def test_a_listing_of_too_many_pages_or_in_circles_ends(
     with RawServer(
         lambda c, _: c.sendall(answer(row.encode(), Link=f'<{circle.url}/a>; rel="next"'))
     ) as circle:
+        monkeypatch.setenv("HF_ENDPOINT", circle.url)
         with pytest.raises(HubUnreachable, match="names a file twice"):
-            hub(endpoint=circle.url).listing(commit)
+            hub().listing(commit)
     monkeypatch.setattr(huggingface, "LISTING_SECONDS", 0)
     with pytest.raises(HubTimeout):
         hub().listing(commit)
 
 
 @pytest.mark.parametrize("redirect", [None, "same", "cdn"])
-def test_files_are_read_wherever_the_hub_keeps_them(server: HubServer, redirect: Any) -> None:
+def test_files_are_read_wherever_the_hub_keeps_them(
+    server: HubServer, redirect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", CANARY)
     server.lfs_redirect = redirect
     commit = server.repository("org/name").commits[-1].oid
     for path, data in FILES.items():
         told: list[int] = []
-        read = hub(token=CANARY).read
-        assert read(commit, listed(path), limit=len(data), progress=told.append) == data
+        read = hub().read(commit, listed(path), limit=len(data), progress=told.append)
+        assert read == data
         assert told[-1] == len(data)
     assert all(not record.credentials for record in server.requests if record.host == "cdn")
     assert all(record.credentials for record in server.requests if record.host == "origin")
@@ -159,11 +163,14 @@ def test_a_hub_that_makes_no_sense_counts_as_unreachable(
         hub().artifacts()
 
 
-def test_a_listing_that_goes_on_elsewhere_gets_neither_request_nor_token(server: HubServer) -> None:
+def test_a_listing_that_goes_on_elsewhere_gets_neither_request_nor_token(
+    server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", CANARY)
     server.paged = 1
-    server.url, home = server.cdn_url, server.url  # as when a mirror passes on what the hub said
+    server.url = server.cdn_url  # as when a mirror passes on what the hub said
     with pytest.raises(HubUnreachable, match="goes on at another host"):
-        hub(endpoint=home, token=CANARY).artifacts()
+        hub().artifacts()
     assert all(record.host == "origin" for record in server.requests)
 
 
@@ -214,16 +221,21 @@ def test_two_hundred_random_troubles_give_the_content_or_an_error(
     ],
 )
 def test_private_gated_and_missing(
-    server: HubServer, kind: dict[str, Any] | None, token: str | None, error: type[OscarZooError]
+    server: HubServer,
+    kind: dict[str, Any] | None,
+    token: str | None,
+    error: type[OscarZooError],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if kind is not None:
         server.repository("org/other", files=FILES, **kind)
-    closed = HuggingFaceHub("org/other", token=token, limits=LIMITS)
+    monkeypatch.setenv("HF_TOKEN", token or "")
+    closed = HuggingFaceHub("org/other", limits=LIMITS)
     with pytest.raises(error, match="Hugging Face org/other"):
         closed.fetch(QWEN, "k.pt", limit=1 << 20)
     if kind is not None:
-        right = HuggingFaceHub("org/other", token="hf_right", limits=LIMITS)
-        assert right.fetch(QWEN, "k.pt", limit=1 << 20) == K
+        monkeypatch.setenv("HF_TOKEN", "hf_right")
+        assert closed.fetch(QWEN, "k.pt", limit=1 << 20) == K
 
 
 def test_where_the_token_comes_from(
@@ -231,20 +243,17 @@ def test_where_the_token_comes_from(
 ) -> None:
     server.repository("org/closed", files=FILES, private=True, token="hf_right")
 
-    def opens(**changes: Any) -> bool:
+    def opens() -> bool:
         try:
-            return bool(HuggingFaceHub("org/closed", limits=LIMITS, **changes).resolve(None))
+            return bool(HuggingFaceHub("org/closed", limits=LIMITS).resolve(None))
         except LoginRequired:
             return False
 
     assert not opens()
-    assert opens(token="hf_right")
     monkeypatch.setenv("HF_TOKEN", " hf_right\n")
     assert opens()
-    assert not opens(token="hf_wrong")
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
     assert not opens()
-    assert opens(token="hf_right")
     monkeypatch.delenv("HF_HUB_DISABLE_IMPLICIT_TOKEN")
     monkeypatch.delenv("HF_TOKEN")
     (tmp_path / "token").write_text("hf_right\n")
@@ -308,7 +317,7 @@ ROUND_TRIP = """
 new = hub()
 found["missing"] = fails(new.artifacts)
 new.create()
-new.create(private=True)
+new.create()
 first = new.revision
 made = new.commit(change(first))
 found |= {"made": made.revision, "proposal": made.proposal, "view": new.revision == first}

@@ -11,7 +11,7 @@ import pytest
 from oscar_zoo import paths
 from oscar_zoo.errors import ForeignFolder
 from oscar_zoo.registry.hubs import remote
-from oscar_zoo.registry.hubs.remote import MAX_COMMITS, MetadataCache
+from oscar_zoo.registry.hubs.remote import MAX_COMMITS, MetadataCache, kept_name
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -37,20 +37,20 @@ def kept() -> list[Path]:
 def test_a_file_at_a_commit_is_fetched_once(data: bytes) -> None:
     hub = Hub(data)
     for _ in range(3):
-        assert MetadataCache("hub").file(COMMIT, "index.json", hub) == data
-        assert MetadataCache("hub").listing(COMMIT, hub) == data
+        assert MetadataCache("hub").once(COMMIT, "files/index.json", hub) == data
+        assert MetadataCache("hub").once(COMMIT, "listing.json", hub) == data
     assert hub.asked == 2
 
 
 def test_hubs_commits_and_names_are_kept_apart() -> None:
     def fetch(cache: MetadataCache, commit: str, path: str) -> bytes:
-        return cache.file(commit, path, f"{cache} {commit} {path}".encode)
+        return cache.once(commit, kept_name(path), f"{cache} {commit} {path}".encode)
 
     caches = [MetadataCache("hf:a/b https://one"), MetadataCache("hf:a/b https://two")]
     names = ["index.json", "listing.json", "A/b/oscar.json", "A%2Fb/oscar.json", "a/b/oscar.json"]
     names += ["../x", "files", f"{'M' * 100}/{'t' * 100}/oscar.json"]
     for cache in caches:
-        cache.listing(COMMIT, lambda: b"a listing")
+        cache.once(COMMIT, "listing.json", lambda: b"a listing")
     wanted = list(itertools.product(caches, [COMMIT, COMMIT[::-1]], names))
     for _ in range(2):
         assert len({fetch(*each) for each in wanted}) == len(wanted)
@@ -63,9 +63,8 @@ def test_hubs_commits_and_names_are_kept_apart() -> None:
     "revision", ["main", "v1", COMMIT[:39], COMMIT + "0", COMMIT.upper(), "../../x", ""]
 )
 def test_what_may_move_is_not_kept(revision: str) -> None:
-    hub = Hub()
-    MetadataCache("hub").listing(revision, hub)
-    MetadataCache("hub").listing(revision, hub)
+    hub, cache = Hub(), MetadataCache("hub")
+    assert cache.once(revision, "listing.json", hub) == cache.once(revision, "listing.json", hub)
     assert hub.asked == 2
     assert not paths.cache_dir().exists()
 
@@ -86,39 +85,39 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_what_is_damaged_is_fetched_again(damage: Callable[[Path], object]) -> None:
     hub = Hub()
-    MetadataCache("hub").file(COMMIT, "oscar.json", hub)
+    MetadataCache("hub").once(COMMIT, "files/oscar.json", hub)
     (place,) = kept()
     damage(place)
-    assert MetadataCache("hub").file(COMMIT, "oscar.json", hub) == hub.data
+    assert MetadataCache("hub").once(COMMIT, "files/oscar.json", hub) == hub.data
     assert hub.asked == 2
-    assert MetadataCache("hub").file(COMMIT, "oscar.json", hub) == hub.data
+    assert MetadataCache("hub").once(COMMIT, "files/oscar.json", hub) == hub.data
 
 
 def test_only_the_newest_commits_are_kept() -> None:
     commits = [f"{number:040x}" for number in range(MAX_COMMITS + 5)]
     for age, commit in enumerate(reversed(commits)):
-        MetadataCache("hub").listing(commit, Hub())
+        MetadataCache("hub").once(commit, "listing.json", Hub())
         (home,) = (paths.cache_dir() / "hubs").iterdir()
         for each in home.iterdir():
             if each.name == commit:
                 os.utime(each, (age * 1000, age * 1000))
-    MetadataCache("other").listing(COMMIT, Hub())
+    MetadataCache("other").once(COMMIT, "listing.json", Hub())
     left = [entry.name for entry in home.iterdir() if len(entry.name) == 40]
     assert sorted(left) == commits[:MAX_COMMITS]
 
 
 def test_folders_are_private() -> None:
-    MetadataCache("hub").file(COMMIT, "oscar.json", Hub())
+    MetadataCache("hub").once(COMMIT, "files/oscar.json", Hub())
     for path in [paths.cache_dir(), *paths.cache_dir().rglob("*")]:
         assert path.stat().st_mode & 0o077 == 0, path
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_folder_that_others_can_write_is_not_used(depth: int) -> None:
-    MetadataCache("hub").listing(COMMIT, Hub(b"planted"))
+    MetadataCache("hub").once(COMMIT, "listing.json", Hub(b"planted"))
     (place,) = kept()
     [paths.cache_dir(), None, place.parents[1]][depth].chmod(0o777)  # type: ignore[union-attr]
-    assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"
+    assert MetadataCache("hub").once(COMMIT, "listing.json", Hub()) == b"content"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder away")
@@ -126,12 +125,12 @@ def test_a_folder_that_others_can_write_is_not_used(depth: int) -> None:
 def test_a_folder_of_another_user_is_an_error_and_stays_as_it_is(depth: int) -> None:
     """The cache, all hubs, this hub, its commit, and the files of that."""
     cache = MetadataCache("hub")
-    cache.file(COMMIT, "index.json", Hub(b"planted"))
+    cache.once(COMMIT, "files/index.json", Hub(b"planted"))
     (place,) = kept()
     os.chown(place.parents[4 - depth], 54321, 54321)
     before = sorted(paths.cache_dir().rglob("*"))
     for use in (
-        lambda: cache.file(COMMIT, "index.json", Hub()),
+        lambda: cache.once(COMMIT, "files/index.json", Hub()),
         lambda: cache.copies("index.json"),
     ):
         with pytest.raises(ForeignFolder, match="54321"):
@@ -148,11 +147,11 @@ def test_a_disk_that_takes_nothing_only_costs_requests(monkeypatch: pytest.Monke
 
     hub = Hub()
     monkeypatch.setattr(os, "replace", refuse)
-    assert MetadataCache("hub").listing(COMMIT, hub) == b"content"
+    assert MetadataCache("hub").once(COMMIT, "listing.json", hub) == b"content"
     monkeypatch.setattr(os, "open", refuse)
-    assert MetadataCache("other").listing(COMMIT, hub) == b"content"
+    assert MetadataCache("other").once(COMMIT, "listing.json", hub) == b"content"
     monkeypatch.setattr(os, "mkdir", refuse)
-    assert MetadataCache("third").listing(COMMIT, hub) == b"content"
+    assert MetadataCache("third").once(COMMIT, "listing.json", hub) == b"content"
     monkeypatch.undo()
     assert hub.asked == 3
 
@@ -163,7 +162,7 @@ def test_threads_that_need_the_same_fetch_it_once() -> None:
 
     def need() -> None:
         start.wait(300)
-        got.append(MetadataCache("hub").listing(COMMIT, hub))
+        got.append(MetadataCache("hub").once(COMMIT, "listing.json", hub))
 
     threads = [threading.Thread(target=need) for _ in range(8)]
     for thread in threads:

@@ -266,8 +266,8 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.registry.hubs.base import Change
 from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
 hub, artifact = ModelScopeHub("org/zoo"), ArtifactId("Tiny", "seq8_prompt1_group8")
-hub.create(private=False)
-hub.create(private=False)
+hub.create()
+hub.create()
 files = {"k.pt": bytes(range(256)) * 40, "v.pt": b"", "stats.bin": bytes(70_000), "oscar.json": b"{}"}
 root = {"index.json": b"i" * 70_000, "README.md": b"c" * 70_000}
 made = hub.commit(Change(artifact, files, root, hub.revision, "Publish Tiny"))
@@ -457,8 +457,9 @@ def test_nothing_is_sent_without_a_token_or_for_a_proposal(
     with pytest.raises(UsageError):
         hub.commit(addition(None, propose=True))
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", CANARY)
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://hub.example")
     with pytest.raises(UsageError, match="without encryption"):
-        ModelScopeHub("org/zoo", endpoint="http://hub.example").create(private=True)
+        ModelScopeHub("org/zoo").create()
     assert not posts(server)
 
 

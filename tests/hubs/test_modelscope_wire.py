@@ -19,14 +19,14 @@ from oscar_zoo.errors import (
     RepositoryNotFound,
     StaleRevision,
 )
-from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
-from oscar_zoo.registry.hubs.modelscope_wire import (
+from oscar_zoo.registry.hubs.base import is_commit
+from oscar_zoo.registry.hubs.modelscope import (
     MAX_ENTRIES,
     Listing,
+    ModelScopeHub,
     Refused,
     address,
     data_in,
-    is_commit,
     name_of,
     parse_listing,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.registry.hubs.threads import in_parallel, within
+from oscar_zoo.registry.hubs.base import in_parallel, within
 
 SRC = str(Path(__file__).resolve().parents[2])
 
@@ -82,7 +82,7 @@ def test_the_first_failure_wins_and_nothing_more_starts() -> None:
 def test_ctrl_c_ends_the_wait_and_the_process(wait: str) -> None:
     code = f"""
 import signal, threading
-from oscar_zoo.registry.hubs.threads import in_parallel, within
+from oscar_zoo.registry.hubs.base import in_parallel, within
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     print("ready", flush=True)

@@ -24,7 +24,7 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "report": ReportData.from_bytes,
     "manifest": Manifest.from_bytes,
     "signature": SignatureFile.from_bytes,
-    "timestamp": lambda data: Timestamp.from_bytes(data, "it"),
+    "timestamp": Timestamp.from_bytes,
     "trusted keys": TrustedKeys.from_bytes,
     "known digests": KnownDigests.from_bytes,
 }

@@ -61,7 +61,7 @@ def test_the_list_is_that_of_the_real_files() -> None:
         if folder.is_dir():
             files = {path.name: path.read_bytes() for path in folder.glob("*.pt")}
             found = Version.of(ArtifactId.parse(known.id), files)
-            assert (found.digest, found.payload) == (known.digest, known.file_digests)
+            assert (found.digest, found.payload) == (known.digest, known.files)
             compared += 1
     assert compared == 4
 

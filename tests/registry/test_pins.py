@@ -11,7 +11,7 @@ from scripted_hub import Injection, killed_at, raise_error
 from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import AmbiguousName, MalformedFile, StorageError
-from oscar_zoo.registry.catalog import Catalog, PayloadFile
+from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.pins import LOCK_NAME, Pin, PinFile, Pins, project_root
 from oscar_zoo.registry.trust import Trust
 
@@ -22,7 +22,7 @@ def pin(artifact: str = "Model/tag", *, content: str = "a", manifest: str | None
     return Pin(
         id=artifact,
         digest=artifact_digest([FileDigest("k.pt", sha256, 5)]),
-        files=(PayloadFile(path="k.pt", sha256=sha256, size=5),),
+        files=(FileDigest("k.pt", sha256, 5),),
         manifest_sha256=manifest,
         hub="hf:org/zoo",
         revision="0" * 40,

@@ -264,9 +264,9 @@ def test_a_repository_is_created_on_request_only(tmp_path: Path, folder: Path) -
             publish(folder, hub, dry_run=dry_run)
         assert "--create" in (caught.value.hint or "")
     assert publish(folder, hub, create=True, dry_run=True).plan is not None
-    assert (hub.created, hub.exists) == ([], False)
+    assert (hub.created, hub.exists) == (0, False)
     assert publish(folder, hub, create=True).tag == TAG
-    assert hub.created == [False]
+    assert hub.created == 1
 
 
 def test_a_publisher_killed_anywhere_is_repaired_by_publishing_again(

@@ -19,7 +19,8 @@ from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.errors import ArtifactSignatureError
 from oscar_zoo.registry.hubs.address import open_hub
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.signatures import SignatureWish, SigningKey, sign
+from oscar_zoo.registry.params import Signed
+from oscar_zoo.registry.signatures import SigningKey, sign
 from oscar_zoo.registry.store import Store
 
 HUB = "hf:org/zoo"
@@ -113,10 +114,10 @@ def test_a_signature_goes_along_and_is_required_of_a_pull(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for name, value in server.environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    wish = SignatureWish(True, (public_file(private),))
+    wish = Signed(require_signature=True, keys=(public_file(private),))
     got = pull(HARD.reference, open_hub(hub), Store(tmp_path / "store"), signing=wish)
     assert got.signature.state == "valid" and got.artifact.signature == signature
-    wish = SignatureWish(True, (public_file(key_file(tmp_path / "other.pem")),))
+    wish = Signed(require_signature=True, keys=(public_file(key_file(tmp_path / "other.pem")),))
     with pytest.raises(ArtifactSignatureError, match="not known here") as caught:
         pull(HARD.reference, open_hub(hub), Store(tmp_path / "second"), signing=wish)
     assert caught.value.code == "signature.unknown_key"

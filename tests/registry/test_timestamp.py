@@ -147,7 +147,7 @@ def test_a_new_key_is_taken_when_the_user_says_so(
 def test_a_document_that_is_none_is_refused(hub: LocalHub, change: dict[str, object]) -> None:
     value = json.loads(hub.root_file(TIMESTAMP_NAME) or b"") | change
     with pytest.raises(MalformedFile):
-        Timestamp.from_bytes(json.dumps(value).encode(), "it")
+        Timestamp.from_bytes(json.dumps(value).encode())
 
 
 def test_a_hub_without_a_timestamp_is_as_before(
@@ -165,7 +165,7 @@ def test_without_the_library_a_hub_that_was_checked_before_is_refused(
 ) -> None:
     stamp, index = hub.root_file(TIMESTAMP_NAME), hub.root_file(INDEX_NAME)
     assert stamp is not None
-    pinned = Timestamp.from_bytes(stamp, "it").fingerprint
+    pinned = Timestamp.from_bytes(stamp).fingerprint
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(MissingDependency):
         checked_key(stamp, index, hub="it", pinned=pinned, allow_old=False)

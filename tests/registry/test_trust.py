@@ -91,7 +91,7 @@ def test_a_pull_pins_for_the_project_and_for_the_user(
     for file in (lock, PinFile.known()):
         pin = file.read().pin(HARD)
         assert pin is not None
-        assert (pin.digest, pin.file_digests) == (record.digest, record.files)
+        assert (pin.digest, pin.files) == (record.digest, record.files)
         assert pin.manifest_sha256 == record.manifest_sha256
         assert (pin.hub, pin.source) == (hub.name, "manifest")
 

@@ -181,7 +181,7 @@ def test_what_training_leaves_beside_a_model_is_no_rotation(here: Path, config: 
     with pytest.raises(PathNotFound, match=r"no rotation files in .*run"):
         artifacts_at(Path("run"))
     write_folder(folder / "rotation", artifact_files())
-    assert artifacts_at(Path("run")).artifacts == [Path("run/checkpoint-500/rotation")]
+    assert artifacts_at(Path("run"))[1] == [Path("run/checkpoint-500/rotation")]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_rotations_by_name_or_no_model_make_an_artifact(
     (folder / "training_args.bin").unlink()
     spoil(folder)
     assert parse("./mine") == PathTarget("./mine", Path("mine"))
-    assert artifacts_at(Path("mine")).artifacts == [Path("mine")]
+    assert artifacts_at(Path("mine"))[1] == [Path("mine")]
 
 
 def test_a_command_that_takes_names_refuses_paths(here: Path) -> None:

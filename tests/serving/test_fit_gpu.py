@@ -414,7 +414,7 @@ def unknown_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zoo as it is for models of which it knows the geometry alone."""
     recipes = (one.model_copy(update={"config": {}}) for one in Catalog.packaged().recipes())
     bare = Catalog(recipes)
-    monkeypatch.setattr("oscar_zoo.registry.catalog._packaged", lambda: bare)
+    monkeypatch.setattr(Catalog, "packaged", lambda: bare)
 
 
 @pytest.mark.usefixtures("unknown_shapes")

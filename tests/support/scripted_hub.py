@@ -38,7 +38,7 @@ class ScriptedHub:
         self.tags: dict[str, str | None] = {}
         self.refuse_tag: Exception | None = None
         self.down: NetworkError | None = None
-        self.created: list[bool] = []
+        self.created = 0
 
     def __getattr__(self, name: str) -> Any:
         if self.down is not None:
@@ -50,8 +50,8 @@ class ScriptedHub:
     def refresh(self) -> None:
         self.folder.refresh()
 
-    def create(self, *, private: bool) -> None:
-        self.created.append(private)
+    def create(self) -> None:
+        self.created += 1
         self.exists = True
 
     def at(self, revision: str) -> Any:

@@ -48,7 +48,7 @@ class WidthChoice:
     @property
     def block(self) -> dict[str, Any]:
         """What it adds to `fit.selection`."""
-        return {KEY: self.selection.to_json()}
+        return {KEY: self.selection.model_dump(mode="json")}
 
     def selection_of(self, method: str, heldout: HeldOut) -> dict[str, Any]:
         """`fit.selection` of a manifest whose method the user named; keys as of `Choice`."""

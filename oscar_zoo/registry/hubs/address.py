@@ -18,7 +18,6 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from pydantic import ValidationError
@@ -46,59 +45,76 @@ class _File(Spec):
     network: Limits = Limits()
 
 
-@dataclass(frozen=True)
-class HubSettings:
-    """What is in force: the hubs to read, in order, those to publish to (without any, the zoo of
-    this user), whether no hub may be asked over the network, and how to end that."""
-
-    read: tuple[str, ...]
-    publish: tuple[str, ...]
-    offline: bool
-    network: Limits
-    go_online: str = WITHOUT_OPTION
-
-
 class Sources:
-    """The hubs that one verb asks, in order, and whether it may ask them: those `named`, else those
-    of `OSCAR_ZOO_HUB`, of `config.toml`, or the zoo of this user and the public ones.
-
-    Nothing is read or opened before it is needed, so that a verb which finds everything in a folder
-    needs no valid configuration."""
+    """The hubs that one verb asks, in order: those `named`, else those of `OSCAR_ZOO_HUB`, of
+    `config.toml`, or the zoo of this user and the public ones. Nothing is read or opened before it
+    is needed, so that a verb which finds everything in a folder needs no valid configuration."""
 
     def __init__(self, named: str | Sequence[str] | None = None, *, offline: bool = False) -> None:
         self.named: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named or ())
-        self.asked_offline = offline
-
-    @cached_property
-    def settings(self) -> HubSettings:
-        """The configuration in force."""
-        return load(self.named, offline=self.asked_offline)
+        self._asked_offline = offline
 
     @cached_property
     def hubs(self) -> tuple[Hub, ...]:
         """The opened hubs, in order; offline only those in folders."""
-        read, network = self.settings.read, self.settings.network
-        wanted = [text for text in read if not (self.offline and is_remote(text))]
-        return tuple(open_hub(text, network=network) for text in wanted)
+        wanted = [text for text in self.read if not (self.offline and is_remote(text))]
+        return tuple(open_hub(text, network=self.network) for text in wanted)
+
+    @cached_property
+    def publishing_hubs(self) -> tuple[Hub, ...]:
+        """The opened hubs to publish to, those without commits last."""
+        last = [scheme for scheme, kind in table.HUBS.items() if not kind.has_commits]
+        wanted = sorted(self.publish, key=lambda hub: hub.partition(":")[0].casefold() in last)
+        return tuple(open_hub(text, network=self.network) for text in wanted) or (open_hub(),)
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        listed = self._listed or self._stored.hubs
+        if not listed:
+            return (f"file:{paths.default_zoo_dir()}", *PUBLIC)
+        return tuple(hub for text in listed for hub in (PUBLIC if text == "default" else (text,)))
+
+    @property
+    def publish(self) -> tuple[str, ...]:
+        stored = self._stored.publish
+        return self._listed or ((stored,) if stored else ())
+
+    @property
+    def network(self) -> Limits:
+        return self._stored.network
 
     @property
     def are_named(self) -> bool:
-        """Whether the caller or `OSCAR_ZOO_HUB` names the hubs."""
         return bool(self.named or self.by_environment)
 
     @property
     def by_environment(self) -> str | None:
-        """What `OSCAR_ZOO_HUB` names, where it decides which hubs are asked; else `None`."""
+        """What `OSCAR_ZOO_HUB` names, where it decides which hubs are asked."""
         named = os.environ.get("OSCAR_ZOO_HUB", "").strip()
         return named if named and not self.named else None
 
     @property
     def offline(self) -> bool:
-        return self.settings.offline
+        return bool(self.go_online)
 
     @property
     def go_online(self) -> str:
-        return self.settings.go_online
+        """How to end offline mode; empty where it is off."""
+        if self._asked_offline or os.environ.get("OSCAR_ZOO_OFFLINE") == OFFLINE_OPTION:
+            return WITHOUT_OPTION
+        variables = " and ".join(filter(is_true, _OFFLINE))
+        causes = [f"unset {variables}"] if variables else []
+        if self._stored.offline:
+            causes.append(f"set offline = false in {paths.config_dir() / FILE_NAME}")
+        return "; ".join(causes)
+
+    @cached_property
+    def _listed(self) -> tuple[str, ...]:
+        return _split(self.named) or _split([os.environ.get("OSCAR_ZOO_HUB", "")])
+
+    @cached_property
+    def _stored(self) -> _File:
+        return _read()
 
 
 def is_remote(text: str) -> bool:
@@ -107,9 +123,7 @@ def is_remote(text: str) -> bool:
 
 
 def open_hub(text: str | None = None, *, network: Limits | None = None) -> Hub:
-    """The hub that `text` names, or the zoo of this user, a folder that the first publish creates;
-    nothing is asked or created yet. `network` is by default what the configuration says, which a
-    folder needs not."""
+    """The hub that `text` names, or the zoo of this user; nothing is asked or created yet."""
     if text is None:
         return LocalHub(paths.default_zoo_dir(), must_exist=False)
     kind = table.kind_of(text)
@@ -117,40 +131,12 @@ def open_hub(text: str | None = None, *, network: Limits | None = None) -> Hub:
         place = text.partition(":")[2]
         if not kind.is_remote:
             return kind.open(place, None)
-        return kind.open(place, network or load().network)
+        return kind.open(place, network or Sources().network)
     # The text may hold somebody's password, in an address of another kind.
     text = re.sub(r"//[^/@]*@", "//***@", text)
     form = f"in a folder is written file:{text}" if os.path.lexists(text) or is_path(text) else None
     hint = f"a hub {form or f'is written {table.FORMS}'}"
     raise UsageError(f"{text[:120]!r} is not a hub.", hint=hint)
-
-
-def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:
-    """The hubs to publish to, those without commits last; default the zoo of this user."""
-    settings = load(texts)
-    last = [scheme for scheme, kind in table.HUBS.items() if not kind.has_commits]
-    wanted = sorted(settings.publish, key=lambda hub: hub.partition(":")[0].casefold() in last)
-    return tuple(open_hub(text, network=settings.network) for text in wanted) or (open_hub(),)
-
-
-def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
-    """The settings in force; each of `hubs` may hold several, separated by commas or spaces."""
-    stored = _read()
-    named = _split(hubs) or _split([os.environ.get("OSCAR_ZOO_HUB", "")])
-    listed = named or stored.hubs
-    own = f"file:{paths.default_zoo_dir()}"
-    read: tuple[str, ...] = (own, *PUBLIC)
-    if listed:
-        read = tuple(hub for text in listed for hub in (PUBLIC if text == "default" else (text,)))
-    publish = named or ((stored.publish,) if stored.publish else ())
-    offline = offline or os.environ.get("OSCAR_ZOO_OFFLINE") == OFFLINE_OPTION
-    causes = [WITHOUT_OPTION] if offline else []
-    if variables := " and ".join(filter(is_true, _OFFLINE)):
-        causes.append(f"unset {variables}")
-    if stored.offline:
-        causes.append(f"set offline = false in {paths.config_dir() / FILE_NAME}")
-    go_online = WITHOUT_OPTION if offline else "; ".join(causes)
-    return HubSettings(read, publish, bool(causes), stored.network, go_online)
 
 
 def _split(texts: Sequence[str]) -> tuple[str, ...]:

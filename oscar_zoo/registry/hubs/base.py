@@ -4,18 +4,26 @@ model card.
 A hub moves bytes and lists them; it verifies nothing. The caller hashes the bytes that arrive. An
 opened hub is one view: the first question pins a commit, and every later answer comes from that
 commit until `refresh`.
+
+Calls of hubs run on daemon threads: several at a time, or one that has to end in time. An abandoned
+call goes on unobserved, must do no harm later, and cannot keep the process from ending. Whoever
+waits here can be interrupted at once.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, Self
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self, TypeVar
 
 from oscar_zoo.artifact.names import ArtifactId
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 """Called with a file's path, the bytes fetched so far and the bytes in total."""
 
@@ -25,11 +33,15 @@ CARD_NAME = "README.md"
 MAX_ROOT_BYTES = 8 << 20
 """Largest index or card that is read."""
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _TRUE = frozenset(("1", "true", "yes", "on"))
 
 
+def is_commit(value: object) -> bool:
+    return isinstance(value, str) and _COMMIT.fullmatch(value) is not None
+
+
 def is_true(variable: str) -> bool:
-    """Whether a variable of the environment says yes."""
     return os.environ.get(variable, "").strip().casefold() in _TRUE
 
 
@@ -79,7 +91,6 @@ class Change:
 
     @property
     def paths(self) -> dict[str, bytes]:
-        """Every file by its path in the hub."""
         return {f"{self.artifact}/{name}": data for name, data in self.files.items()} | dict(
             self.root
         )
@@ -92,7 +103,6 @@ class Commit:
 
     revision: str | None
     proposal: str | None = None
-    tags: tuple[str, ...] = field(default=())
 
 
 class Hub(Protocol):
@@ -139,3 +149,49 @@ class Hub(Protocol):
     def tag(self, name: str, revision: str | None, message: str) -> None:
         """Put the tag `name` (no slash) on `revision`; an equal tag is success. A hub without tags
         does nothing."""
+
+
+def within(seconds: float, call: Callable[[], T], *, error: Callable[[], Exception]) -> T:
+    """What `call` returns or raises, unless it takes longer than `seconds`; nothing is called
+    where there are none."""
+    if seconds <= 0:
+        raise error()
+    future: Future[T] = Future()
+    threading.Thread(target=_run, args=(call, future), daemon=True).start()
+    if not wait([future], seconds).done:
+        raise error()
+    return future.result()
+
+
+def in_parallel(calls: Sequence[Callable[[], T]], *, workers: int = 4) -> list[T]:
+    """The results of `calls`, at most `workers` at a time. The first exception, or an interrupt of
+    the thread that waits, is raised at once; calls that run then go on unobserved."""
+    futures: list[Future[T]] = [Future() for _ in calls]
+    waiting = iter(list(zip(calls, futures, strict=True)))
+    taking, stopped = threading.Lock(), threading.Event()
+
+    def work() -> None:
+        while not stopped.is_set():
+            with taking:
+                task = next(waiting, None)
+            if task is None:
+                return
+            _run(*task)
+            if task[1].exception() is not None:
+                stopped.set()
+
+    try:
+        for _ in range(min(workers, len(futures))):
+            threading.Thread(target=work, daemon=True).start()
+        for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+            future.result()
+    finally:
+        stopped.set()
+    return [future.result() for future in futures]
+
+
+def _run(call: Callable[[], T], future: Future[T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:  # raised again in the thread that waits
+        future.set_exception(error)

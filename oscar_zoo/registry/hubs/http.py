@@ -27,18 +27,8 @@ from itertools import count
 from typing import Any, Self, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from oscar_zoo.errors import (
-    HubTimeout,
-    HubUnreachable,
-    LoginRequired,
-    MalformedFile,
-    OfflineError,
-    OscarZooError,
-    RateLimited,
-    UnusableEnvironment,
-)
-from oscar_zoo.registry.hubs.base import Limits
-from oscar_zoo.registry.hubs.threads import within
+from oscar_zoo import errors
+from oscar_zoo.registry.hubs.base import Limits, within
 from oscar_zoo.version import __version__
 
 T = TypeVar("T")
@@ -54,7 +44,6 @@ LONGEST_WAIT = 60.0
 MAX_REFUSAL_BYTES = 64 << 10
 """How much of the body of an error is read."""
 MAX_REDIRECTS = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 429)
 _PORTS = {"http": 80, "https": 443}
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -68,13 +57,11 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 @dataclass(frozen=True)
 class HttpReply:
-    """What a hub answered. Keys of `headers` are lower case; `url` may be signed and is not
-    shown."""
+    """What a hub answered; keys of `headers` are lower case."""
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
-    url: str = field(repr=False)
 
 
 Refusal = Callable[[HttpReply, bool], Exception]
@@ -92,13 +79,8 @@ class Failed(Exception):
 
 
 class Transport:
-    """GET requests to one hub.
-
-    Args:
-        endpoint: address of the hub; the token goes to its scheme, host and port only.
-        token: the token of the user, or `None`; asked before every request that may carry it.
-        cookie: name of a cookie that carries the token too.
-    """
+    """GET requests to one hub. The token goes to scheme, host and port of `endpoint` only, and in a
+    `cookie` of that name too."""
 
     def __init__(
         self,
@@ -123,17 +105,12 @@ class Transport:
         seconds: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> HttpReply:
-        """The whole answer to a GET; its status is 200.
-
-        Args:
-            limit: a body with more bytes than this is refused.
-            size: bytes of the body, where they are known.
-            seconds: for everything but the pauses between tries.
-            progress: told the bytes that arrived so far; they start again with every try.
-        """
+        """The whole answer to a GET; its status is 200. A body of more than `limit` bytes is
+        refused; `seconds` are for everything but the pauses between tries, with each of which
+        `progress` starts again."""
         if seconds is None:
             seconds = LEAST_SECONDS + (limit if size is None else size) / self.limits.min_rate
-        late = HubTimeout.for_hub(self.title, f"was not done within {seconds:.0f} s")
+        late = errors.HubTimeout.for_hub(self.title, f"was not done within {seconds:.0f} s")
         client = http_client()  # making it takes time that is not the hub's
         end = time.monotonic() + seconds
 
@@ -167,7 +144,7 @@ class Transport:
         if status == 200:
             return reply
         if status == 429:
-            raise Failed(RateLimited.for_hub(self.title, wait), again=True, wait=wait)
+            raise Failed(errors.RateLimited.for_hub(self.title, wait), again=True, wait=wait)
         if 400 <= status < 500 and status not in _BUSY:
             raise self._refusal(reply, sent_token)
         raise self._failed(f"it answers with status {status}", again=status >= 400, wait=wait)
@@ -175,10 +152,11 @@ class Transport:
     def _try(
         self, client: Any, url: str, limit: int, size: int | None, told: Callable[[int], None]
     ) -> tuple[HttpReply, bool]:
-        """The answer, whatever its status, and whether a token went along."""
         response, sent_token = self._open(client, url)
         with contextlib.closing(response):
-            chunks = self._chunks(client, response)
+            stream = response.iter_raw()
+            read = partial(reached, self.title, client, lambda: next(stream, b""))
+            chunks = iter(read, b"")
             if response.status_code == 200:
                 body = self._body(response, chunks, limit, size, told)
             else:
@@ -186,22 +164,20 @@ class Transport:
                 while len(body) < MAX_REFUSAL_BYTES and (chunk := next(chunks, b"")):
                     body += chunk
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return HttpReply(response.status_code, headers, body, str(response.url)), sent_token
+        return HttpReply(response.status_code, headers, body), sent_token
 
     def _open(self, client: Any, url: str) -> tuple[Any, bool]:
-        """The first answer that is no redirect, its body still to be read."""
         source: Origin | None = None
         trusted = True
         for _ in range(MAX_REDIRECTS + 1):
             response, source, sent_token = self._send(client, url, source, trusted)
-            location = response.headers.get("location")
-            if response.status_code not in _REDIRECTS or not location:
+            if not response.has_redirect_location:
                 return response, sent_token
             response.close()
             # Once elsewhere, a way back is no reason to trust again.
             trusted = trusted and sent_token
             try:
-                url = urljoin(str(response.url), location)
+                url = urljoin(str(response.url), response.headers["location"])
             except ValueError:
                 break
         raise self._failed(f"it redirects more than {MAX_REDIRECTS} times, or to no address")
@@ -258,17 +234,12 @@ class Transport:
             raise self._failed("the connection broke off", again=True)
         return bytes(body)
 
-    def _chunks(self, client: Any, response: Any) -> Iterator[bytes]:
-        stream = response.iter_raw()
-        while chunk := reached(self.title, client, lambda: next(stream, b"")):
-            yield chunk
-
     def _failed(self, cause: str, *, again: bool = False, wait: float | None = None) -> Failed:
-        return Failed(HubUnreachable.for_hub(self.title, cause), again=again, wait=wait)
+        return Failed(errors.HubUnreachable.for_hub(self.title, cause), again=again, wait=wait)
 
-    def _too_long(self, got: int, limit: int) -> MalformedFile:
+    def _too_long(self, got: int, limit: int) -> errors.MalformedFile:
         text = f"{self.title} sends {got:,} bytes where at most {limit:,} were expected."
-        return MalformedFile("file.size", text)
+        return errors.MalformedFile("file.size", text)
 
 
 def asked_to_wait(headers: Mapping[str, str]) -> float | None:
@@ -289,11 +260,10 @@ def asked_to_wait(headers: Mapping[str, str]) -> float | None:
 
 
 def checked_token(title: str, client: Any, ask: Callable[[], str | None]) -> str | None:
-    """The token that `ask` finds for the hub `title`, which may need requests of its own."""
     found = reached(title, client, ask)
     if found is not None and _TOKEN.fullmatch(found) is None:
         message = f"the token for {title} has characters that no token has."
-        raise LoginRequired(message, hint="log in again: oscar-zoo login")
+        raise errors.LoginRequired(message, hint="log in again: oscar-zoo login")
     return found
 
 
@@ -310,7 +280,6 @@ class Origin:
 
     @classmethod
     def of(cls, url: Any) -> Self:
-        """The origin of a URL object of the HTTP client, which has `scheme`, `host` and `port`."""
         scheme = str(url.scheme).lower()
         return cls(scheme, str(url.host).lower(), url.port or _PORTS.get(scheme))
 
@@ -320,7 +289,6 @@ class Origin:
         return self.scheme == "https" or (self.scheme == "http" and _is_loopback(self.host))
 
     def may_see_token_of(self, hub: Origin) -> bool:
-        """Whether a token for `hub` may be sent here."""
         return self == hub and self.is_private
 
     def may_redirect_to(self, target: Origin) -> bool:
@@ -330,7 +298,6 @@ class Origin:
 
 
 def is_nearby(address: str) -> bool:
-    """Whether `address`, with or without a scheme, is on this machine."""
     try:
         host = urlsplit(address if "//" in address else f"//{address}").hostname
     except ValueError:
@@ -357,19 +324,18 @@ def http_client() -> Any:
         return get_session()
     except OSError:  # of which ssl's errors are
         hint = "correct or unset it; a file of certificates is in PEM"
-        error = UnusableEnvironment.of("certificate", _in_force(_CERTIFICATES), hint)
+        error = errors.UnusableEnvironment.of("certificate", _in_force(_CERTIFICATES), hint)
     except Exception as failure:
         # socks without socksio, an unknown scheme, and an address that is none
         known = isinstance(failure, ImportError | ValueError)
         if not known and type(failure).__name__ != "InvalidURL":
             raise
         hint = "correct or unset it; special characters of a password are percent-encoded"
-        error = UnusableEnvironment.of("proxy", _in_force(_PROXIES), hint)
+        error = errors.UnusableEnvironment.of("proxy", _in_force(_PROXIES), hint)
     raise error
 
 
 def _in_force(variables: Iterable[str]) -> list[str]:
-    """Those of the variables that are set; those of proxies win in lower case."""
     pairs = ((key.lower() if key.endswith("_PROXY") else key, key) for key in variables)
     return [name for pair in pairs for name in [n for n in pair if os.environ.get(n)][:1]]
 
@@ -391,14 +357,16 @@ def reached(title: str, client: Any, call: Callable[[], T]) -> T:
     library: Any = next(module for module in modules if hasattr(module, "InvalidURL"))
     try:
         return call()
-    except OscarZooError:
+    except errors.OscarZooError:
         raise
     except (library.HTTPError, library.InvalidURL, OSError, ValueError) as error:
         failure = _failure(title, library, error)
     except RuntimeError:
         if not client.is_closed:
             raise
-        failure = Failed(HubUnreachable.for_hub(title, "the connection was closed"), again=True)
+        failure = Failed(
+            errors.HubUnreachable.for_hub(title, "the connection was closed"), again=True
+        )
     raise failure
 
 
@@ -407,11 +375,11 @@ def _failure(title: str, library: Any, error: Exception) -> Failed:
 
     if isinstance(error, OfflineModeIsEnabled):
         text = f"{title} is not asked: HF_HUB_OFFLINE is set."
-        return Failed(OfflineError(text, hint="unset it to reach hubs"))
+        return Failed(errors.OfflineError(text, hint="unset it to reach hubs"))
     if isinstance(error, library.TimeoutException):
         connecting = isinstance(error, library.ConnectTimeout)
         what = "does not accept connections" if connecting else "fell silent"
-        return Failed(HubTimeout.for_hub(title, what))
+        return Failed(errors.HubTimeout.for_hub(title, what))
     cause, again = "the connection broke off", True
     # Some addresses upset urllib.
     if isinstance(error, library.InvalidURL | library.UnsupportedProtocol | ValueError):
@@ -421,7 +389,7 @@ def _failure(title: str, library: Any, error: Exception) -> Failed:
         cause, again = known or "no connection", known is None
     elif isinstance(error, library.ProxyError):
         cause, again = "the proxy refuses", False
-    return Failed(HubUnreachable.for_hub(title, cause), again=again)
+    return Failed(errors.HubUnreachable.for_hub(title, cause), again=again)
 
 
 def _cause(error: BaseException | None) -> str | None:

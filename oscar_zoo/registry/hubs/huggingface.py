@@ -19,30 +19,23 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import mistaken_content
 from oscar_zoo.artifact.strict_json import Json
-from oscar_zoo.errors import (
-    ConflictError,
-    Forbidden,
-    GatedRepository,
-    HubTimeout,
-    HubUnreachable,
-    LoginRequired,
-    MalformedFile,
-    NotFoundError,
-    OscarZooError,
-    RateLimited,
-    RepositoryNotFound,
-    RevisionNotFound,
-    StaleRevision,
-    UsageError,
-)
 from oscar_zoo.registry.hubs import http
-from oscar_zoo.registry.hubs.base import CARD_NAME, Change, Commit, HubFile, Limits, is_true
+from oscar_zoo.registry.hubs.base import (
+    CARD_NAME,
+    Change,
+    Commit,
+    HubFile,
+    Limits,
+    is_commit,
+    is_true,
+    within,
+)
 from oscar_zoo.registry.hubs.http import HttpReply, Origin, Transport
-from oscar_zoo.registry.hubs.remote import Listing, RemoteHub
-from oscar_zoo.registry.hubs.threads import within
+from oscar_zoo.registry.hubs.remote import Listing, RemoteHub, by_path, listed_file
 
 T = TypeVar("T")
 
@@ -59,34 +52,23 @@ class HuggingFaceHub(RemoteHub):
     nothing is asked yet."""
 
     def __init__(
-        self,
-        repo: str,
-        revision: str | None = None,
-        *,
-        endpoint: str | None = None,
-        token: str | None = None,
-        limits: Limits | None = None,
+        self, repo: str, revision: str | None = None, *, limits: Limits | None = None
     ) -> None:
         super().__init__("hf", "Hugging Face", repo, revision)
-        self._endpoint = endpoint
-        self._own_token = token
         self._limits = limits or Limits()
 
     @property
     def endpoint(self) -> str:
-        address = self._endpoint or os.environ.get("HF_ENDPOINT")
-        if not address:
-            from huggingface_hub import constants
+        from huggingface_hub import constants
 
-            address = constants.ENDPOINT
-        return address.rstrip("/")
+        return str(os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
     @property
     def key(self) -> str:
         return f"{self.plain_name} {self.endpoint}"
 
     def resolve(self, revision: str | None) -> str:
-        if revision is not None and COMMIT.fullmatch(revision):
+        if revision is not None and is_commit(revision):
             return revision
         named = "" if revision is None else f"/revision/{quote(revision, safe='')}"
         seconds = min(http.ANSWER_SECONDS, self._limits.read)
@@ -95,22 +77,22 @@ class HuggingFaceHub(RemoteHub):
         return parse_commit(reply.body, self.title)
 
     def listing(self, revision: str) -> Listing:
+        return by_path(self.title, self._listed(revision))
+
+    def _listed(self, revision: str) -> Iterator[HubFile]:
         transport = self._transport(revision)
         end = time.monotonic() + LISTING_SECONDS
-        files: dict[str, HubFile] = {}
-        address = f"{self._api}/tree/{quote(revision, safe='')}?recursive=true"
+        address: str | None = f"{self._api}/tree/{quote(revision, safe='')}?recursive=true"
         for _ in range(MAX_PAGES):
             left = end - time.monotonic()
-            reply = transport.get(address, limit=MAX_PAGE_BYTES, seconds=left)
-            for file in parse_page(reply.body, self.title):
-                if file.path in files:
-                    raise HubUnreachable.for_hub(self.title, "its listing names a file twice")
-                files[file.path] = file
-            following = next_page(reply.headers, address, self.title)
-            if following is None:
-                return files
-            address = following
-        raise HubUnreachable.for_hub(self.title, f"its listing has more than {MAX_PAGES} pages")
+            reply = transport.get(str(address), limit=MAX_PAGE_BYTES, seconds=left)
+            yield from parse_page(reply.body, self.title)
+            address = next_page(reply.headers, str(address), self.title)
+            if address is None:
+                return
+        raise errors.HubUnreachable.for_hub(
+            self.title, f"its listing has more than {MAX_PAGES} pages"
+        )
 
     def read(
         self,
@@ -120,16 +102,13 @@ class HuggingFaceHub(RemoteHub):
         limit: int,
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
-        address = (
-            f"{self.endpoint}/{self.repo}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
-        )
-        transport = self._transport(revision, file.path)
-        return transport.get(address, limit=limit, size=file.size, progress=progress).body
+        place = f"resolve/{quote(revision, safe='')}/{quote(file.path)}"
+        get = self._transport(revision, file.path).get
+        address = f"{self.endpoint}/{self.repo}/{place}"
+        return get(address, limit=limit, size=file.size, progress=progress).body
 
-    def create(self, *, private: bool = False) -> None:
-        self._write(
-            "creating it", lambda api: api.create_repo(self.repo, private=private, exist_ok=True)
-        )
+    def create(self) -> None:
+        self._write("creating it", lambda api: api.create_repo(self.repo, exist_ok=True))
 
     def write(self, change: Change) -> Commit:
         from huggingface_hub import CommitOperationAdd
@@ -154,33 +133,25 @@ class HuggingFaceHub(RemoteHub):
             )
 
         info = self._write("writing", send, size=sum(len(data) for _, data in paths))
-        if not COMMIT.fullmatch(str(info.oid)):
-            raise HubUnreachable.for_hub(self.title, "its answer names no commit")
+        if not is_commit(info.oid):
+            raise errors.HubUnreachable.for_hub(self.title, "its answer names no commit")
         if change.propose and not info.pr_url:  # nothing would change
             text = f"{self.title} has all of this already: there is nothing to propose."
-            raise ConflictError(text)
+            raise errors.ConflictError(text)
         return Commit(info.oid, info.pr_url if change.propose else None)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
         target = revision or self.resolve(None)
 
         def put(api: Any) -> str:
-            """Create the tag; the commit that it is on now, which may be another one."""
-            from huggingface_hub.errors import HfHubHTTPError
-
-            try:
-                api.create_tag(self.repo, tag=name, tag_message=message, revision=target)
-            except HfHubHTTPError as error:
-                if error.response.status_code != 409:
-                    raise
-                tags = api.list_repo_refs(self.repo).tags
-                found = [tag.target_commit for tag in tags if tag.name == name]
-                return str(found[0]) if found else "that nobody names"
-            return target
+            api.create_tag(self.repo, tag=name, tag_message=message, revision=target, exist_ok=True)
+            tags = api.list_repo_refs(self.repo).tags
+            found = (str(tag.target_commit) for tag in tags if tag.name == name)
+            return next(found, "that nobody names")
 
         found = self._write("tagging", put)
         if found != target:
-            raise ConflictError(
+            raise errors.ConflictError(
                 f"the tag {name} of {self.title} is on commit {found}, not {target}.",
                 hint="tags of versions never move; see what happened to it on the hub",
             )
@@ -195,16 +166,15 @@ class HuggingFaceHub(RemoteHub):
             return refusal(*given, sent_token=sent_token, revision=revision, path=path)
 
         return Transport(
-            self.title, self.endpoint, token=self._token, refusal=refuse, limits=self._limits
+            self.title, self.endpoint, token=user_token, refusal=refuse, limits=self._limits
         )
-
-    def _token(self) -> str | None:
-        return self._own_token or user_token()
 
     def _write(self, doing: str, call: Callable[[Any], T], *, size: int = 0) -> T:
         """What `call` returns, which may use the client; its failures in our words."""
         seconds = WRITE_SECONDS + size / http.WRITE_RATE
-        late = HubTimeout.for_hub(self.title, f"was not done with {doing} within {seconds:.0f} s")
+        late = errors.HubTimeout.for_hub(
+            self.title, f"was not done with {doing} within {seconds:.0f} s"
+        )
         client = http.http_client()
         try:
             return within(seconds, partial(self._run, client, doing, call), error=lambda: late)
@@ -219,10 +189,10 @@ class HuggingFaceHub(RemoteHub):
         home = Origin.of(http.reached(self.title, client, build).url)
         if not home.is_private:
             message = f"the hub's address, {home.scheme}://{home.host}, is no https address."
-            raise UsageError(message, hint="a token is sent over https only")
-        token = http.checked_token(self.title, client, self._token)
+            raise errors.UsageError(message, hint="a token is sent over https only")
+        token = http.checked_token(self.title, client, user_token)
         if token is None:
-            raise LoginRequired(
+            raise errors.LoginRequired(
                 f"{self.title} takes changes from users only.", hint="log in: oscar-zoo login"
             )
         api = HfApi(endpoint=self.endpoint, token=token)
@@ -231,7 +201,6 @@ class HuggingFaceHub(RemoteHub):
             return http.reached(self.title, client, answer)
 
     def _understood(self, doing: str, call: Callable[[], T]) -> T:
-        """`call`, with what the client makes of answers turned into our errors."""
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
         try:
@@ -244,35 +213,34 @@ class HuggingFaceHub(RemoteHub):
             headers = {name.lower(): value for name, value in error.response.headers.items()}
             failure: Exception = refusal(self.title, status, headers, sent_token=True, doing=doing)
             if status in (409, 412):
-                failure = StaleRevision.for_hub(self.title)
+                failure = errors.StaleRevision.for_hub(self.title)
         except HFValidationError:
-            failure = UsageError(
+            failure = errors.UsageError(
                 f"{self.repo!r} is no repository of Hugging Face.", hint="write hf:ORG/NAME"
             )
         except (KeyError, ValueError) as error:  # of which those of JSON are
-            failure = HubUnreachable.for_hub(self.title, "its answer makes no sense")
+            failure = errors.HubUnreachable.for_hub(self.title, "its answer makes no sense")
             if CARD_NAME in str(error):
                 message = f"{self.title} does not take the metadata at the top of {CARD_NAME}."
-                failure = UsageError(message, hint=f"repair {CARD_NAME} on the hub")
+                failure = errors.UsageError(message, hint=f"repair {CARD_NAME} on the hub")
         raise failure
 
 
 def user_token() -> str | None:
-    """The token of the user as the client finds it, or `None`."""
     if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
-    from huggingface_hub import errors, get_token
+    from huggingface_hub import errors as theirs
+    from huggingface_hub import get_token
 
-    with contextlib.suppress(errors.OIDCError, errors.DeviceCodeError, OSError):
+    with contextlib.suppress(theirs.OIDCError, theirs.DeviceCodeError, OSError):
         return get_token()
-    raise LoginRequired(
+    raise errors.LoginRequired(
         "the token for Hugging Face cannot be read.", hint="log in again: oscar-zoo login"
     )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the client says and draws on stderr."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
@@ -288,7 +256,6 @@ def _quiet() -> Iterator[None]:
 
 
 MAX_PAGE_BYTES = 8 << 20
-COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NEXT = re.compile(r'<([^<>]*)>\s*;\s*rel="?next"?')
 _DISABLED = "Access to this resource is disabled."
@@ -296,11 +263,10 @@ _WRONG_TOKEN = "Invalid credentials in Authorization header"
 
 
 def parse_commit(body: bytes, title: str) -> str:
-    """The commit that the description of a repository names."""
     about = _parse(body, title)
     commit = about.get("sha") if isinstance(about, dict) else None
-    if not _matches(COMMIT, commit):
-        raise HubUnreachable.for_hub(title, "its answer names no commit")
+    if not is_commit(commit):
+        raise errors.HubUnreachable.for_hub(title, "its answer names no commit")
     return str(commit)
 
 
@@ -308,16 +274,15 @@ def parse_page(body: bytes, title: str) -> Iterator[HubFile]:
     """The files of one page of a listing; a file in LFS has a sha256, another one its git oid."""
     rows = _parse(body, title)
     if not isinstance(rows, list):
-        raise HubUnreachable.for_hub(title, "its answer is no listing")
+        raise errors.HubUnreachable.for_hub(title, "its answer is no listing")
     for row in rows:
         if not isinstance(row, dict) or type(row.get("type")) is not str:
-            raise HubUnreachable.for_hub(title, "its listing has an entry without a type")
+            raise errors.HubUnreachable.for_hub(title, "its listing has an entry without a type")
         if row["type"] == "file":
             yield _file(row, title)
 
 
 def next_page(headers: Mapping[str, str], here: str, title: str) -> str | None:
-    """Address of the page after the one at `here`, or `None`."""
     match = _NEXT.search(headers.get("link", ""))
     if match is None:
         return None
@@ -326,7 +291,7 @@ def next_page(headers: Mapping[str, str], here: str, title: str) -> str | None:
     except ValueError:
         same = False
     if not same:
-        raise HubUnreachable.for_hub(title, "its listing goes on at another host")
+        raise errors.HubUnreachable.for_hub(title, "its listing goes on at another host")
     return match[1]
 
 
@@ -339,58 +304,52 @@ def refusal(
     doing: str = "reading",
     revision: str | None = None,
     path: str | None = None,
-) -> OscarZooError:
-    """The error for an answer that refuses."""
+) -> errors.OscarZooError:
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
     if code == "GatedRepo":
-        return GatedRepository.for_hub(title)
+        return errors.GatedRepository.for_hub(title)
     if message == _DISABLED:
-        return Forbidden(
+        return errors.Forbidden(
             f"{title} was disabled by Hugging Face.",
             hint="its web page may say why; try another hub",
         )
     if code == "RevisionNotFound":
-        return RevisionNotFound.for_hub(title, revision or "main")
+        return errors.RevisionNotFound.for_hub(title, revision or "main")
     if code == "EntryNotFound" or (status == 404 and not code and path is not None):
-        return NotFoundError(
+        return errors.NotFoundError(
             f"{title} has no file {path}.", hint="see what is there: oscar-zoo list"
         )
     if status == 401 and sent_token and (message == _WRONG_TOKEN or not code):
-        return LoginRequired.for_hub(title, sent_token=True)
+        return errors.LoginRequired.for_hub(title, sent_token=True)
     if status == 401:  # the hub says no more to strangers: a private repository or none
-        return LoginRequired.for_hub(title, sent_token=False)
+        return errors.LoginRequired.for_hub(title, sent_token=False)
     if code == "RepoNotFound" or status in (404, 410):
-        return RepositoryNotFound.for_hub(title)
+        return errors.RepositoryNotFound.for_hub(title)
     if status == 403:
-        return Forbidden.for_hub(title, doing)
+        return errors.Forbidden.for_hub(title, doing)
     if status == 429:
-        return RateLimited.for_hub(title, None)
-    return HubUnreachable.for_hub(title, f"it answers with status {status}")
+        return errors.RateLimited.for_hub(title, None)
+    return errors.HubUnreachable.for_hub(title, f"it answers with status {status}")
 
 
 def _parse(body: bytes, title: str) -> Json:
     try:
         return strict_json.loads(body, max_bytes=MAX_PAGE_BYTES)
-    except MalformedFile:
+    except errors.MalformedFile:
         pass  # said in our own words
     mistaken = mistaken_content(body)
     seen = "an empty answer" if not body else mistaken[1] if mistaken else "something else"
-    raise HubUnreachable.for_hub(title, f"it sends {seen} instead of JSON")
+    raise errors.HubUnreachable.for_hub(title, f"it sends {seen} instead of JSON")
 
 
 def _file(row: dict[str, Json], title: str) -> HubFile:
     path, size, oid, lfs = (row.get(key) for key in ("path", "size", "oid", "lfs"))
-    if type(path) is not str or type(size) is not int or size < 0:
-        raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
     if lfs is None:
-        if not _matches(COMMIT, oid):
-            raise HubUnreachable.for_hub(title, "its listing has a file without an oid")
-        return HubFile(path, size, None, str(oid))
+        if not is_commit(oid):
+            raise errors.HubUnreachable.for_hub(title, "its listing has a file without an oid")
+        return listed_file(title, path, size, git_oid=oid)
     told = lfs if isinstance(lfs, dict) else {}
-    if not _matches(_SHA256, told.get("oid")) or told.get("size") != size:
-        raise HubUnreachable.for_hub(title, "its listing has a file in LFS without a sha256")
-    return HubFile(path, size, str(told["oid"]))
-
-
-def _matches(pattern: re.Pattern[str], value: Json) -> bool:
-    return type(value) is str and pattern.fullmatch(value) is not None
+    sha256 = told.get("oid")
+    if type(sha256) is not str or not _SHA256.fullmatch(sha256) or told.get("size") != size:
+        raise errors.HubUnreachable.for_hub(title, "its listing has a file in LFS without a sha256")
+    return listed_file(title, path, size, sha256=sha256)

@@ -10,32 +10,29 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import re
+import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from oscar_zoo import paths
+from oscar_zoo import errors, paths
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import mistaken_content, read_file, sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, check_part
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    ForeignFolder,
-    InvalidName,
-    MalformedFile,
-    NotFoundError,
-    OscarZooError,
-    StaleRevision,
-    UsageError,
+from oscar_zoo.artifact.strict_json import Json
+from oscar_zoo.registry.hubs.base import (
+    MAX_ROOT_BYTES,
+    Change,
+    Commit,
+    HubFile,
+    Progress,
+    is_commit,
 )
-from oscar_zoo.registry.hubs.base import MAX_ROOT_BYTES, Change, Commit, HubFile, Progress
 
 MANIFEST_NAME = "oscar.json"
 """`artifact.manifest.FILE_NAME`, without what importing it costs."""
@@ -64,8 +61,7 @@ class RemoteHub(ABC):
 
     @abstractmethod
     def resolve(self, revision: str | None) -> str:
-        """What answers refer to: the commit of the branch, tag or commit `revision`, default of the
-        main branch."""
+        """The commit of the branch, tag or commit `revision`, default of the main branch."""
 
     @abstractmethod
     def listing(self, revision: str) -> Listing:
@@ -80,11 +76,11 @@ class RemoteHub(ABC):
         limit: int,
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
-        """What the hub sends for `file` of `listing(revision)`, not compared with anything; more
-        than `limit` bytes are refused as `file.size`, and `progress` is told how many arrived."""
+        """What the hub sends for `file`, compared with nothing; more than `limit` bytes are
+        refused."""
 
     @abstractmethod
-    def create(self, *, private: bool = False) -> None:
+    def create(self) -> None:
         """Create the repository; one that exists stays as it is."""
 
     @abstractmethod
@@ -96,7 +92,6 @@ class RemoteHub(ABC):
 
     @property
     def name(self) -> str:
-        """With the revision that was asked for: `hf:org/name@v1`."""
         return self.plain_name + (f"@{self._asked}" if self._asked else "")
 
     @property
@@ -119,8 +114,6 @@ class RemoteHub(ABC):
             self._pinned = self._files = None
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
-        """Every `<Model>/<tag>` that has a file, sorted; other files of the repository are left
-        out."""
         owners = {owner for owner, _ in map(_place, self._listing())}
         return tuple(sorted(owner for owner in owners if owner is not None))
 
@@ -133,7 +126,7 @@ class RemoteHub(ABC):
             if owner == artifact
         ]
         if not found:
-            raise ArtifactNotFound(
+            raise errors.ArtifactNotFound(
                 f"{artifact} is not on {self.title}.",
                 hint=f"see what is there: oscar-zoo list --hub {self.name}",
             )
@@ -146,7 +139,7 @@ class RemoteHub(ABC):
         file = self._listing().get(full)
         if file is None:
             self.files(artifact)
-            raise NotFoundError(
+            raise errors.NotFoundError(
                 f"{artifact} on {self.title} has no file {path}.", hint="its owner removed it"
             )
         size = file.size
@@ -154,8 +147,8 @@ class RemoteHub(ABC):
         if path != MANIFEST_NAME:
             return self._read(file, limit, told)
         data = self._kept(file, limit)
-        if told is not None:
-            told(len(data))
+        if progress is not None:
+            progress(path, len(data), size)
         return data
 
     def root_file(self, path: str) -> bytes | None:
@@ -164,27 +157,26 @@ class RemoteHub(ABC):
 
     def commit(self, change: Change) -> Commit:
         if self._asked is not None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{self.name} is a view of one revision.", hint=f"publish to {self.plain_name}"
             )
         if change.artifact is not None and change.parent is not None:
             key = change.artifact.key
             view = self if change.parent == self._pinned else self.at(change.parent)
             if any(there.key == key for there in view.artifacts()):
-                raise StaleRevision(
+                raise errors.StaleRevision(
                     f"{change.artifact} is already on {self.title}.", hint="versions never change"
                 )
         return self.write(change)
 
     @property
     def cache(self) -> MetadataCache:
-        """What is kept of this hub; asks nobody."""
         return MetadataCache(self.key)
 
     def _listing(self) -> Listing:
         with self._lock:
             if self._files is None:
-                data = self.cache.listing(self.revision, self._listing_bytes)
+                data = self.cache.once(self.revision, "listing.json", self._listing_bytes)
                 what = f"the listing of {self.title}"
                 rows = strict_json.loads(data, what=what, max_bytes=MAX_FILE_BYTES)
                 self._files = {row[0]: HubFile(*row) for row in rows}
@@ -196,46 +188,37 @@ class RemoteHub(ABC):
 
     def _kept(self, file: HubFile, limit: int) -> bytes:
         """A small file, from the cache or through it; compared with the listing either way."""
-        read = partial(self._read, file, limit, None, whole=True)
-        data = self.cache.file(self.revision, file.path, read)
-        if difference(file, data, whole=True) is not None or len(data) > limit:
-            return read()
-        return data
+        read = partial(self._read, file, limit)
+        data = self.cache.once(self.revision, kept_name(file.path), read)
+        return read() if difference(file, data) is not None or len(data) > limit else data
 
     def _read(
-        self,
-        file: HubFile,
-        limit: int,
-        progress: Callable[[int], None] | None,
-        *,
-        whole: bool = False,
+        self, file: HubFile, limit: int, progress: Callable[[int], None] | None = None
     ) -> bytes:
-        """One file. A copy that differs from the listing is fetched once more from the same hub,
-        then refused."""
+        """One file. A copy that differs from the listing is fetched once more, then refused."""
         if file.size > limit:
-            raise MalformedFile(
+            raise errors.MalformedFile(
                 "file.size",
                 f"{file.path} on {self.title} has {file.size:,} bytes, at most {limit:,} are read.",
             )
         for last in (False, True):
             try:
                 data = self.read(self.revision, file, limit=file.size, progress=progress)
-            except MalformedFile:
+            except errors.MalformedFile:
                 if last:
                     raise
                 continue
-            wrong = difference(file, data, whole=whole)
+            wrong = difference(file, data)
             if wrong is None:
                 return data
-        raise DigestMismatchError(
+        raise errors.DigestMismatchError(
             f"{file.path} on {self.title} {wrong}.",
             hint="the hub or something on the way changed it; try again later",
         )
 
 
-def difference(file: HubFile, data: bytes, *, whole: bool = True) -> str | None:
-    """How `data` differs from what is listed, in words that follow the file's name, or `None`; a
-    sha256 that is listed is compared where `whole` says so."""
+def difference(file: HubFile, data: bytes) -> str | None:
+    """How `data` differs from what is listed, in words that follow the file's name, or `None`."""
     if len(data) != file.size:
         mistaken = mistaken_content(data)
         seen = "empty" if not data else f"as {mistaken[1] if mistaken else f'{len(data):,} bytes'}"
@@ -249,25 +232,36 @@ def difference(file: HubFile, data: bytes, *, whole: bool = True) -> str | None:
         )
         same = want in (got, git_oid(pointer.encode()))
         return None if same else f"arrived with git oid {got}, expected {want}"
-    if whole and file.sha256 is not None:
-        got, want = sha256_hex(data), file.sha256
-        return f"arrived with sha256 {got}, expected {want}" if got != want else None
-    return None
+    if file.sha256 in (None, got := sha256_hex(data)):
+        return None
+    return f"arrived with sha256 {got}, expected {file.sha256}"
+
+
+def listed_file(title: str, path: Json, size: Json, **digests: Json) -> HubFile:
+    if type(path) is not str or type(size) is not int or size < 0:
+        raise errors.HubUnreachable.for_hub(title, "its listing has a file without path or size")
+    return HubFile(path, size, digests.get("sha256"), digests.get("git_oid"))
+
+
+def by_path(title: str, files: Iterable[HubFile]) -> dict[str, HubFile]:
+    found: dict[str, HubFile] = {}
+    for file in files:
+        if found.setdefault(file.path, file) is not file:
+            raise errors.HubUnreachable.for_hub(title, "its listing names a file twice")
+    return found
 
 
 def git_oid(data: bytes) -> str:
-    """The sha1 by which git knows a file with the content `data`, as 40 hex digits."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def _place(path: str) -> tuple[ArtifactId | None, str]:
-    """Whose file `path` is, and its plain name; no artifact's, where the path is not
-    `<Model>/<tag>/<file>`."""
+    """Whose file `path` is, if any artifact's, and its plain name."""
     parts = path.split("/")
     try:
         for part in parts:
             check_part(part)
-    except InvalidName:
+    except errors.InvalidName:
         return None, path
     return (ArtifactId(parts[0], parts[1]), parts[2]) if len(parts) == 3 else (None, path)
 
@@ -278,34 +272,20 @@ MAX_COMMITS = 8
 """Commits kept of one hub, the newest."""
 LOCK_SECONDS = 10.0
 _ANSWERED = "answered"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class MetadataCache:
-    """What is kept of one hub on the disk: of each commit its listing and small files, each behind
-    a line with its digest and name."""
+    """What is kept of one hub: of each commit its listing and small files, each behind a line with
+    its digest and name."""
 
     def __init__(self, key: str) -> None:
         self._root = paths.cache_dir()
         self._folder = self._root / "hubs" / sha256_hex(key.encode())[:16]
 
-    def listing(self, revision: str, fetch: Callable[[], bytes]) -> bytes:
-        """The listing at `revision`; `fetch` is called when it is not here."""
-        return self._once(revision, "listing.json", fetch)
-
-    def file(self, revision: str, path: str, fetch: Callable[[], bytes]) -> bytes:
-        """The file `path` of the repository at `revision`; `fetch` is called when it is not
-        here."""
-        return self._once(revision, _kept_name(path), fetch)
-
     def copies(self, path: str) -> tuple[bytes, ...]:
-        """The file `path` at every commit it is kept of."""
-        name = _kept_name(path)
-        found = [_read(commit / name, self._root, commit.name, name) for commit in self._commits()]
-        return tuple(data for data in found if data is not None)
+        return tuple(_copies(self._folder, self._root, path))
 
     def note_answer(self) -> None:
-        """Remember that the hub told just now which commit it is at."""
         with contextlib.suppress(OSError):
             durable.check_private(*_above(self._folder / _ANSWERED, self._root))
             durable.make_folders(self._folder, mode=0o700)
@@ -318,14 +298,9 @@ class MetadataCache:
         except OSError:
             return None
 
-    def _commits(self) -> list[Path]:
-        with contextlib.suppress(OSError):
-            return [entry for entry in self._folder.iterdir() if _COMMIT.fullmatch(entry.name)]
-        return []
-
-    def _once(self, revision: str, name: str, fetch: Callable[[], bytes]) -> bytes:
+    def once(self, revision: str, name: str, fetch: Callable[[], bytes]) -> bytes:
         place = self._folder / revision / name
-        if _COMMIT.fullmatch(revision) is None or not _is_ours(place, self._root):
+        if not is_commit(revision) or not _is_ours(place, self._root):
             return fetch()
         data = _read(place, self._root, revision, name)
         if data is not None:
@@ -344,24 +319,31 @@ class MetadataCache:
             durable.make_folders(place.parent, mode=0o700)
             durable.replace_file(place, content, mode=0o600)
             durable.sweep(self._folder / revision)
-            for old in _newest_first(self._commits())[MAX_COMMITS:]:
+            commits = (entry for entry in self._folder.iterdir() if is_commit(entry.name))
+            for old in _newest_first(commits)[MAX_COMMITS:]:
                 if old.name != revision:
                     durable.remove_tree(old)
 
 
 def newest_files(path: str) -> list[bytes]:
     """The file `path` as it was last seen on every hub of which one is kept; asks no hub."""
-    root, name = paths.cache_dir(), _kept_name(path)
-    found = []
+    root, found = paths.cache_dir(), list[bytes]()
     with contextlib.suppress(OSError):
         for hub in sorted((root / "hubs").iterdir()):
-            commits = [place.parents[1] for place in _newest_first(hub.glob(f"*/{name}"))]
-            kept = (_read(commit / name, root, commit.name, name) for commit in commits)
-            found += [data for data in kept if data is not None][:1]
+            found += itertools.islice(_copies(hub, root, path), 1)
     return found
 
 
-def _kept_name(path: str) -> str:
+def _copies(folder: Path, root: Path, path: str) -> Iterator[bytes]:
+    """The file `path` at every commit that is kept of a hub, the newest first."""
+    name = kept_name(path)
+    for place in _newest_first(folder.glob(f"*/{name}")):
+        data = _read(place, root, place.parents[1].name, name)
+        if data is not None:
+            yield data
+
+
+def kept_name(path: str) -> str:
     return f"files/{quote(path, safe='')}"
 
 
@@ -379,14 +361,13 @@ def _read(place: Path, root: Path, revision: str, name: str) -> bytes | None:
         return None
     try:
         stored = read_file(place, max_bytes=MAX_FILE_BYTES + 1024)
-    except OscarZooError:
+    except errors.OscarZooError:
         return None
     head, _, data = stored.partition(b"\n")
     return data if head + b"\n" == _header(revision, name, data) else None
 
 
 def _above(place: Path, root: Path) -> list[Path]:
-    """The folders that lead to `place`, from `root` on."""
     return [folder for folder in reversed(place.parents) if folder.is_relative_to(root)]
 
 
@@ -394,7 +375,7 @@ def _is_ours(place: Path, root: Path) -> bool:
     """Whether nobody else could have written `place`; raises where `root` is another user's."""
     try:
         durable.check_private(*_above(place, root))
-    except ForeignFolder:
+    except errors.ForeignFolder:
         raise
     except OSError:
         return False

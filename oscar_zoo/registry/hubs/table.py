@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -32,18 +33,10 @@ class Credential:
 
 @dataclass(frozen=True)
 class HubKind:
-    """One kind of hub, written `<scheme>:<place>`.
-
-    Attributes:
-        place: what stands behind the colon, for messages.
-        open: opens the hub at a place, within limits of requests; asks nothing.
-        endpoints: variables that may hold its address, in the order they count; a kind without
-            any is not reached over the network.
-        credential: where its token comes from, and `token_step` how to give it one, for a kind
-            that has accounts; `tells_user` says whether it tells whose token it is.
-        has_commits: whether a change is one step, so that a failed publish leaves nothing behind.
-            Hubs without commits are written last.
-    """
+    """One kind of hub, written `<scheme>:<place>`. `open` opens one and asks nothing; `endpoints`
+    are variables that may hold its address, in the order they count, none for what is not reached
+    over the network. A hub without commits is written last, because a failed publish may leave
+    something behind."""
 
     scheme: str
     title: str
@@ -57,30 +50,23 @@ class HubKind:
 
     @property
     def is_remote(self) -> bool:
-        """Whether asking such a hub needs the network."""
         return bool(self.endpoints)
 
 
 def kind_of(text: str) -> HubKind | None:
-    """The kind of the hub that is written `text`, or `None` for what is no hub."""
     scheme, colon, _ = text.partition(":")
     return HUBS.get(scheme.casefold()) if colon else None
 
 
-def _open_huggingface(place: str, limits: Limits | None) -> Hub:
+def _open_remote(scheme: str, place: str, limits: Limits | None) -> Hub:
     from oscar_zoo.registry.hubs.huggingface import HuggingFaceHub
-
-    return HuggingFaceHub(*_repository("hf", place), limits=limits)
-
-
-def _open_modelscope(place: str, limits: Limits | None) -> Hub:
     from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
 
-    return ModelScopeHub(*_repository("ms", place), limits=limits)
+    kind = HuggingFaceHub if scheme == "hf" else ModelScopeHub
+    return kind(*_repository(scheme, place), limits=limits)
 
 
 def _repository(scheme: str, place: str) -> tuple[str, str | None]:
-    """Repository and revision of `ORG/REPO[@REVISION]`."""
     repository, at, revision = place.partition("@")
     organisation, _, name = repository.partition("/")
     try:
@@ -130,7 +116,6 @@ def huggingface_credential() -> Credential | None:
 
 
 def modelscope_credential() -> Credential | None:
-    """A variable only: its client keeps a login in a pickle, which nothing here reads."""
     return _variable("MODELSCOPE_API_TOKEN")
 
 
@@ -147,7 +132,7 @@ HUBS = {
             "hf",
             "Hugging Face",
             "ORG/REPO",
-            _open_huggingface,
+            partial(_open_remote, "hf"),
             endpoints=("HF_ENDPOINT",),
             credential=huggingface_credential,
             token_step="oscar-zoo login",
@@ -157,7 +142,7 @@ HUBS = {
             "ms",
             "ModelScope",
             "ORG/REPO",
-            _open_modelscope,
+            partial(_open_remote, "ms"),
             endpoints=("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"),
             credential=modelscope_credential,
             token_step="set MODELSCOPE_API_TOKEN",
