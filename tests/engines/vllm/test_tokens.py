@@ -278,7 +278,8 @@ def test_layers_with_a_window(family: str, ids: list[int], device: str, tmp_path
     folder = made(tmp_path / "rotation", name, method="hadamard", calib_tokens=4096)
     on_cpu = device == "cpu"
     how: dict[str, Any] = {"block_size": 512 if on_cpu else 128, "model": name, "device": device}
-    prompts = [ids[3000 * n :][:size] for n, size in enumerate((900, 90))]
+    # Of a random model attention averages values away, unless a few tokens come again.
+    prompts = [ids[:4] * 225, ids[3000:3090]]
     later = [prompts[0][:600] + ids[7000:7400]]
     found = served(folder, [prompts, later], frozen=True, **how)
     assert found["groups"] == [[32 if on_cpu else 16, 2], [how["block_size"], 2]]
