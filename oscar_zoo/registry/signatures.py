@@ -167,9 +167,11 @@ class KnownKeys:
     def gather(
         cls, files: Iterable[str | Path] = (), pinned: Mapping[str, str | None] | None = None
     ) -> Self:
-        """The keys in `files`, those pinned for hubs, and those of the package."""
+        """The keys in `files` and no others, or those pinned for hubs and those of the package."""
         named = [(_public_key_of_file(Path(path)), f"--key {path}") for path in files]
         keys = [KnownKey(fingerprint(public), by, public) for public, by in named]
+        if keys:
+            return cls(tuple(keys))
         for hub, mark in (pinned or {}).items():
             if mark is not None:
                 keys.append(KnownKey(mark, f"the key of {hub}"))

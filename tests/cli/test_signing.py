@@ -100,6 +100,20 @@ def test_a_named_key_is_known_and_no_other(cli: Cli, copy: Path, key: Path, tmp_
     assert "one file" in cli.err
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_named_key_takes_the_place_of_the_key_of_the_hub(
+    cli: Cli, hub: str, tmp_path: Path, pinned: bool
+) -> None:
+    """A hub that is signed by somebody else is refused, at its first pull as well."""
+    other = public_file(key_file(tmp_path / "other.pem"))
+    if pinned:
+        cli(0, "pull", NAME, "--hub", hub, REQUIRED)
+    error = cli.json(4, "pull", NAME, "--hub", hub, REQUIRED, "--key", other)["error"]
+    assert error["code"] == "signature.unknown_key"
+    row = cli.json(4 if pinned else 3, "verify", NAME, REQUIRED, "--key", other)
+    assert not pinned or row["results"][0]["code"] == "signature.unknown_key"
+
+
 def shipped(monkeypatch: pytest.MonkeyPatch, key: Path, expires: str | None) -> None:
     encoded = base64.b64encode(SigningKey.of_file(key).public).decode()
     row = TrustedKey(owner="A zoo", key=encoded, expires=expires)
