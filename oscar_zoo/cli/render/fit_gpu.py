@@ -149,7 +149,7 @@ def _enough(report: FitReport) -> str:
     if longest is not None and report.context > longest:
         return f"{report.model} takes {longest:,} tokens at most: --context {longest}"
     if number is None:
-        return "No number of such GPUs that can share its heads is enough"
+        return "One such GPU is too small, and no number of them that can share its cache is enough"
     share = "are enough" if report.other_layers else "may be enough"
     many = f"{_many(number, 'GPU')} of this size {share}: --tp {number}"
     if number > MACHINE_GPUS:
