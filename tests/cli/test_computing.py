@@ -240,7 +240,7 @@ def test_a_hub_that_does_not_answer_is_told_of(cli: Cli, monkeypatch: pytest.Mon
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
         words = ("pull", MODEL, "--hub", "hf:org/zoo")
-        again = f"oscar-zoo pull {MODEL} --hub hf:org/zoo --compute\n"
+        again = f"oscar-zoo pull {MODEL} --compute --hub hf:org/zoo\n"
         assert cli.refused(5, *words).endswith(again)
         assert "Would compute" in cli(0, *words, "--compute", "--dry-run")
     assert "note: Hugging Face org/zoo " in cli.err

@@ -24,7 +24,7 @@ from oscar_zoo import errors, paths
 from oscar_zoo.artifact.names import ArtifactId, Reference, is_path, parse_digest
 from oscar_zoo.cli import main
 from oscar_zoo.registry.hubs.local import LocalHub
-from oscar_zoo.registry.hubs.remote import MetadataCache
+from oscar_zoo.registry.hubs.remote import MetadataCache, kept_name
 from oscar_zoo.registry.store import Store
 
 HEAVY = "torch transformers sglang triton huggingface_hub modelscope_hub numpy pydantic".split()
@@ -383,7 +383,7 @@ def test_the_index_of_a_hub_that_was_asked_before_is_known(tmp_path: Path) -> No
     hub = LocalHub(tmp_path / "hub", must_exist=False)
     publish(write_folder(tmp_path / "a", artifact_files()), hub, aliases=("far-away",))
     index = (tmp_path / "hub/index.json").read_bytes()
-    MetadataCache("hf:someone/zoo").file("0" * 40, "index.json", lambda: index)
+    MetadataCache("hf:someone/zoo").once("0" * 40, kept_name("index.json"), lambda: index)
     assert offered("oscar-zoo", "pull", "far") == ["plain,far-away"]
 
 
