@@ -31,7 +31,8 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 DEFAULT_CACHES = ("bf16", "int2", "int2-hadamard", "artifact")
 SHORTEST, MOST_LENGTHS = 1024, 6
 """Tokens of the shortest prompts by default, of which the next ones are doubles, and how many."""
-_MEASURING = Phase("measure", "prompts", 9)
+_MEASURING = Phase("measure", "tokens", 30)
+_ASKING = Phase("measure", "answers", 1)
 """The seconds are shares."""
 
 
@@ -76,7 +77,7 @@ def ask(params: RulerParams, observer: Observer = SILENT) -> RulerReport:
         encode = encoder(load_tokenizer(subject.choice.source, revision=params.revision))
         key = key_for(None, params.api_key_file)
         clients = {url: client_of(url, key=key) for url in params.servers}
-        observer.begin((_MEASURING,), timed=False)
+        observer.begin((_ASKING,), timed=False)
         tasks = write_prompts(places, encode(subject.text), encode, **size)
         report = measure_servers(clients, tasks, size, progress=tell)
         observer.begin((), timed=False)
@@ -89,11 +90,13 @@ def ask(params: RulerParams, observer: Observer = SILENT) -> RulerReport:
         specs = {name: known[name] for name in params.caches or DEFAULT_CACHES}
         encode = encoder(model.tokenizer)
         tasks = write_prompts(places, encode(subject.text), encode, **size)
-        total = len(specs) * sum(len(task.prompts) for task in tasks.values())
-        tick = ticking(tell, total, "prompts")
+        total = sum(len(prompt.ids) for task in tasks.values() for prompt in task.prompts)
+        tick = ticking(tell, len(specs) * total, "tokens")  # the first prompts are the shortest
 
         def right(task: Recall, spec: CacheSpec | None) -> int:
-            return int(sum(n for n, _ in measure(model, task, spec, tick=tick).parts))
+            lengths = iter([len(prompt.ids) for prompt in task.prompts])
+            found = measure(model, task, spec, tick=lambda: tick(next(lengths)))
+            return int(sum(n for n, _ in found.parts))
 
         cells = count_cells(tasks, specs, right)
     observer.begin((), timed=False)

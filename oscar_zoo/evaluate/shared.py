@@ -74,13 +74,13 @@ def _shipped(name: str, split: Split) -> Path:
     return Path(str(resources.files("oscar_zoo.texts") / TEXTS[name].format(split)))
 
 
-def ticking(progress: Progress, total: int, unit: str = "") -> Callable[[], None]:
-    """A callback that counts one more of `total`."""
+def ticking(progress: Progress, total: int, unit: str = "") -> Callable[..., None]:
+    """A callback that counts one more of `total`, or as many more as it is told."""
     done = 0
 
-    def tick() -> None:
+    def tick(more: int = 1) -> None:
         nonlocal done
-        done += 1
+        done += more
         progress(done, total, unit)
 
     return tick
