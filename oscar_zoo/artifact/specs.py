@@ -78,11 +78,10 @@ class Rope(Spec):
 
 
 class Geometry(Spec):
-    """Shape of a model's KV cache; `attention_layers` own a full-attention cache.
-
-    With `rotary_key` it is that of multi-head latent attention (MLA): one KV head, whose rows are
-    keys and values at once, `head_dim` channels of a latent, which have codes, and beside them a
-    rotary key of `rotary_key` channels, which stays in 16 bits."""
+    """Shape of a model's KV cache; `attention_layers` own a full-attention cache. With `rotary_key`
+    it is that of multi-head latent attention (MLA): one KV head, whose rows are keys and values at
+    once, `head_dim` channels of a latent, which have codes, and beside them a rotary key of
+    `rotary_key` channels, which stays in 16 bits."""
 
     num_layers: Count
     num_q_heads: Count

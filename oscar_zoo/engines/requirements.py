@@ -17,7 +17,6 @@ def require_compute() -> None:
 
 
 def require_serve() -> None:
-    """torch, and a supported release of SGLang."""
     from oscar_zoo.engines.sglang.compat.releases import sglang_version
 
     _require("serve", "torch", "sglang")
@@ -25,7 +24,6 @@ def require_serve() -> None:
 
 
 def require_vllm() -> None:
-    """torch, and a supported release of vLLM."""
     _require("serve-vllm", "torch")
     vllm_version()  # where SGLang runs on a CPU, a stand-in has the name
 
@@ -47,7 +45,6 @@ def vllm_version() -> str:
 
 
 def require_eval() -> None:
-    """The harness of benchmarks."""
     _require("eval", "lm_eval")
 
 

@@ -140,7 +140,6 @@ class ServerClient:
             raise
 
     def healthy(self) -> bool:
-        """Whether it takes new requests."""
         try:
             self._read("GET", "/health", None)
         except ServerFailed:

@@ -111,7 +111,6 @@ def context_length(runner: Any) -> int:
 
 
 def is_latent(model_config: Any) -> bool:
-    """Whether a model caches latents (MLA)."""
     return getattr(getattr(model_config, "attention_arch", None), "name", "") == "MLA"
 
 

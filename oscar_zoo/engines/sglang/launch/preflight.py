@@ -87,7 +87,6 @@ class ServerDemand:
 
     @property
     def row(self) -> int:
-        """Bytes of the windows of one request."""
         return (self.windows.sink + self.windows.recent) * self._token
 
     @property

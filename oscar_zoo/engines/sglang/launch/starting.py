@@ -73,9 +73,7 @@ class OtherEngine(Protocol):
         """The plan of its server, out of that for SGLang."""
         ...
 
-    def facts(self, client: ServerClient) -> dict[str, Any]:
-        """As `read_facts`."""
-        ...
+    def facts(self, client: ServerClient) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
