@@ -100,7 +100,7 @@ def test_a_folder_shows_the_scores_beside_its_rotation(
     assert one.scores == (measured(DIGEST),) and one.place == str(folder)
     bare = write_folder(tmp_path / "bare", artifact_files())
     assert "not reported" in cli(0, "scores", bare)
-    assert cli.err == f"Next: oscar-zoo eval {bare}\n"
+    assert cli.err == f"Next: oscar-zoo eval {bare} --model FOLDER\n"  # of a model on no hub
     cli(3, "scores", "./nowhere")
 
 

@@ -9,6 +9,7 @@ from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.listing import no_artifacts
 from oscar_zoo.cli.render.site import print_failure
 from oscar_zoo.next_step import Compute, capitalized
+from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.score_file import is_lower_better, value_text
 from oscar_zoo.site.info import ScoresReport
@@ -69,7 +70,8 @@ def print_scores(report: ScoresReport, params: ScoresParams, *, quiet: bool) -> 
             add = f"oscar-zoo scores add {place} {artifact.own_path}"
             terminal.note(f"Next: {add}", quiet=quiet)
         elif figures is None and not any(s.reporter == "measured" for s in artifact.scores):
-            terminal.note(f"Next: oscar-zoo eval {place}", quiet=quiet)
+            model = "" if can_be_found(artifact.id.partition("/")[0]) else " --model FOLDER"
+            terminal.note(f"Next: oscar-zoo eval {place}{model}", quiet=quiet)
 
 
 def _print_figures(measured: Measured | None, when: str) -> None:
