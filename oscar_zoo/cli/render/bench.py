@@ -16,7 +16,6 @@ STOPPED = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}
 
 
 def print_serve(report: Report, params: object = None, *, quiet: bool = False) -> None:
-    """Everything of `report`, on stdout."""
     console = terminal.out()
     weights = "random weights" if report.weights == "random" else "its own weights"
     console.print(f"{terminal.clean(report.model)}, {weights}, {terminal.clean(report.device)}")
@@ -134,7 +133,6 @@ def _capacity(report: Report) -> list[str]:
 
 
 def print_load(report: LoadReport, params: object = None, *, quiet: bool = False) -> None:
-    """Everything of `report`, on stdout."""
     table = terminal.table("", "")
     table.show_header = False
     firsts, free, drain = report.ttft_median_s, report.free_tokens, report.drain

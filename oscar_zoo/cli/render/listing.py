@@ -17,7 +17,6 @@ _MEASURED = ("PERPLEXITY", "RECALL BF16 → INT2")
 
 
 def print_listing(listing: Listing, params: ListParams, *, quiet: bool) -> None:
-    """The table of `list`."""
     _print(listing.entries, listing.task)
     _print_recipes(listing.recipes, by_name=bool(params.family or params.words))
     for error in listing.unreachable:

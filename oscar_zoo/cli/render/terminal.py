@@ -157,7 +157,6 @@ def note(text: str, *, quiet: bool = False) -> None:
 def table(
     *columns: str, right: tuple[int, ...] = (), spare: Sequence[Sequence[str]] = ()
 ) -> FittingTable:
-    """A plain table; see `FittingTable`."""
     return FittingTable(*columns, right=right, spare=spare)
 
 
