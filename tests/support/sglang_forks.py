@@ -87,7 +87,6 @@ class Forks:
         return self._running
 
     def kill(self) -> None:
-        """End the call that runs now, with everything in its process group."""
         if pid := self._running:
             for kill in (os.kill, os.killpg):  # it may not have its group yet
                 with contextlib.suppress(ProcessLookupError):
@@ -106,8 +105,7 @@ class Forks:
 
 @functools.cache
 def shared(front: Path | None = None) -> Forks:
-    """The connection of this process, to the installed SGLang or to the one in the folder
-    `front`."""
+    """The connection of this process, to the installed SGLang or to that in the folder `front`."""
     return connect(front)
 
 
@@ -115,10 +113,12 @@ def connect(front: Path | None = None) -> Forks:
     """Another connection, for a call that runs beside others."""
     from engines import environment
 
-    env = environment()
+    env, name = environment(), front.name if front else "installed"
     if front is not None:
         env["PYTHONPATH"] = os.pathsep.join([str(front), env["PYTHONPATH"]])
-    return connect_to("sglang_fork_server", env, front.name if front else "installed")
+    # Releases compile other sources under the same name, and would build in one folder at once.
+    env["TORCH_EXTENSIONS_DIR"] = str(Path(sys.prefix) / "torch-extensions" / name)
+    return connect_to("sglang_fork_server", env, name)
 
 
 def connect_to(server: str, env: Mapping[str, str] | None = None, name: str = "installed") -> Forks:
