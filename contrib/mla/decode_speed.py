@@ -4,7 +4,6 @@ servers over a cache in BF16: CSV on standard output. Slots are random, and the 
     decode_speed.py --only ours,flashinfer-fa2,flashinfer-fa3,triton
     decode_speed.py --only fa3                    in an environment with vLLM
     decode_speed.py --only write,write-carried    the write of a decode step
-    decode_speed.py --only ours,cuda              beside the candidate of latent.cu
     decode_speed.py --only ours --heads 16 --tiles 16,64,32,4,3,2 16,64,32,4,3,3,168
 
 Rows have 512 channels of a latent and 64 of a rotary key, and windows 64 and 256 tokens. `ours` is
@@ -65,8 +64,6 @@ def main() -> None:
                 torch.manual_seed(0)
                 if name == "ours":
                     ours(number, length, heads, chosen)
-                elif name == "cuda":
-                    candidate(number, length, heads, chosen)
                 elif name in WRITES:
                     written(name, number, heads, chosen.replays)
                 else:
@@ -114,25 +111,6 @@ def ours(number: int, length: int, heads: int, chosen: Any) -> None:
         if not given:
             both = [partial(run, cache=one, o_partner=partner) for one in caches]
             tell("ours+partner", case, row, both, chosen.replays)
-
-
-def candidate(number: int, length: int, heads: int, chosen: Any) -> None:
-    """With stages and blocks of a multiprocessor; the check is part of it."""
-    import decode_cuda
-
-    caches, batch = filled(number, length, layers=max(4, 12 if number == 1 else 4))
-    query = torch.randn(number, heads, LATENT + ROTARY, device="cuda", dtype=torch.bfloat16)
-    out = query.new_empty(number, heads, LATENT)
-    row, case = LATENT // 4 + 16 + 2 * ROTARY, (number, length, heads)
-    for stages, resident in ((3, 2), (4, 2), (2, 3)):
-        workspace = Workspace.allocate(number * heads * (600 * 513 + 512), "cuda")
-        run = partial(
-            decode_cuda.decode_attention, query, batch=batch, sm_scale=SCALE, workspace=workspace,
-            out=out, stages=stages, resident=resident,
-        )  # fmt: skip
-        check(run, query, caches[0], batch)
-        calls = [partial(run, cache=one) for one in caches]
-        tell(f"cuda {stages}/{resident}", case, row, calls, chosen.replays)
 
 
 WRITES = {"write": False, "write-carried": True}

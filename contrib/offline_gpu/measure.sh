@@ -29,7 +29,7 @@ latents)
   keep fa3 "$V" contrib/mla/decode_speed.py --only fa3 ;;
 vllm)
   keep steps "$V" contrib/benchmarks/vllm_steps.py int2,FLASH_ATTN --cases 1x8000,16x20000,1x100000
-  keep bench "$V" -m oscar_zoo bench serve Qwen3-8B --dummy-weights --engine vllm --batch 1 --context 8000 --json ;;
+  keep bench "$V" -m oscar_zoo bench serve --dummy-weights Qwen3-8B --engine vllm --batch 1 --context 8000 --json ;;
 start)
   keep start "$S" contrib/benchmarks/start_speed.py --filled --rounds 1 ;;
 two)

@@ -133,13 +133,13 @@ def _kind(parameter: Parameter) -> tuple[Any, bool, bool]:
             break  # a text or a path: what it is, is said where it is read
     (first, *others) = members
     if parameter.says.read is not None or others:
-        return str, many, False
+        return options.Text(), many, False
     if get_origin(first) is Literal:
         return click.Choice(get_args(first)), many, False
     if first in (int, float):
         return _number(first, parameter), many, False
-    known = {Path: options.Place(path_type=Path), bool: bool}
-    return known.get(first, str), many, not optional
+    known = {Path: options.Place(path_type=Path), bool: bool, str: options.Text()}
+    return known[first], many, not optional
 
 
 def _number(kind: type, parameter: Parameter) -> Any:

@@ -17,15 +17,26 @@ _QUIET = "Print results and errors only."
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Place(click.Path):
-    """A path. click takes any word behind an option for its value, also the next option."""
+class Text(click.types.StringParamType):
+    """A word. click takes any one behind an option for its value, also the next option."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        text = os.fspath(value)
-        if param is not None and text[:1] == "-" != text:
-            hint = f"for a path of that name: ./{text}"
-            raise UsageError(f"{param.opts[0]} needs a path, and {text} is an option.", hint=hint)
-        return super().convert(value, param, ctx)
+        return super().convert(_no_option(value, "--", param, "a value"), param, ctx)
+
+
+class Place(click.Path):
+    """A path."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(_no_option(value, "-", param, "a path"), param, ctx)
+
+
+def _no_option(value: Any, begin: str, param: click.Parameter | None, needed: str) -> Any:
+    text = os.fspath(value)
+    if isinstance(param, click.Option) and text.startswith(begin) and text != "-":
+        hint = f"put {needed} behind {param.opts[0]}, or for a path of that name: ./{text}"
+        raise UsageError(f"{param.opts[0]} needs {needed}, and {text} is an option.", hint=hint)
+    return value
 
 
 def json_option(function: F) -> F:

@@ -13,32 +13,11 @@ _BYTE = re.compile(r"[\udc80-\udcff]|\\udc[89a-f][0-9a-f]")
 _QUOTED = re.compile(r"(?<!\w)'([^'\n]*[\udc80-\udcff][^'\n]*)'")
 """A word with such bytes, as `shlex` quotes it."""
 _HANDLER = "oscar-zoo.ascii"
-_PLAIN = {
-    "→": "->",
-    "←": "<-",
-    "↑": "^",
-    "↓": "v",
-    "–": "-",
-    "—": "-",
-    "━": "-",
-    "─": "-",
-    "╸": "-",
-    "╺": "-",
-    "│": "|",
-    "·": ".",
-    "•": "*",
-    "×": "x",
-    "≤": "<=",
-    "≥": ">=",
-    "±": "+-",
-    "µ": "u",
-    "μ": "u",
-    "‘": "'",
-    "’": "'",
-    "“": '"',
-    "”": '"',
-    "✓": "ok",
-}
+_WORDS = (
+    "→ -> ← <- ↑ ^ – - — - ━ - ─ - ╸ - ╺ - │ | · . • * × x ≤ <= ≥ >= ± +- µ u μ u ✓ ok"
+    " ‘ ' ’ ' “ \" ” \""
+).split()
+_PLAIN = dict(zip(_WORDS[::2], _WORDS[1::2], strict=True))
 
 
 def ascii_text(text: str) -> str:

@@ -156,7 +156,7 @@ def serve(check: Check) -> str:
                 f"the second turn reused {again.cached} of {again.prompt} prompt tokens"
             )
         running = {one["url"]: one["canary"] for one in check.zoo("ps")["servers"]}
-        canary = running[server.url]
+        canary = running[f"{server.url}/v1"]
         if "oscar_int2_capacity_tokens" not in metrics or canary != "in band":
             raise CheckFailed(f"/metrics lacks ours, or the canary is no good: {canary}")
         facts = check.zoo("eval", NAME, "--model", str(EXAMPLE), *SERVER_EVAL, "--url", server.url)
@@ -457,13 +457,16 @@ OF_VLLM = ("--gpu-memory-utilization=0.1", "--kv-cache-memory-bytes=2000000000")
 
 def run_tests(check: Check, *chosen: str, **environment: str) -> str:
     """Run tests in this checkout; the summary of pytest."""
-    command = [check.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    # -P: in this checkout oscar_zoo lacks the packages that an installation has from other folders
+    command = [check.python, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
     env = check.visible() | environment
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     summary = (done.stdout.strip() or "no output").splitlines()[-1]
     if done.returncode != 0 or "passed" not in summary:
+        log = check.work / f"tests-{abs(hash(chosen)):x}.log"
+        log.write_text(done.stdout + done.stderr)
         failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        raise CheckFailed(f"{summary.strip('= ')}: {'; '.join(failed[:8]) or done.stderr[-300:]}")
+        raise CheckFailed(f"{summary.strip('= ')}: {'; '.join(failed[:8])} ({log})")
     return summary.strip("= ")
 
 
