@@ -361,8 +361,8 @@ def serve_hybrid(check: Check) -> str:
 
 
 LATENT = "tiny-mla"
-OF_DEEPSEEK = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
-"""A random DeepSeek-V3 with rows of its real width."""
+OF_DEEPSEEK = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "first_k_dense_replace": 4}
+"""A random DeepSeek-V3 with rows of its real width, dense: bfloat16 chooses other random experts."""
 SAID_BY_DEEPSEEK = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 """What SGLang reads in its files, and transformers does not write."""
 
@@ -373,7 +373,7 @@ def serve_latents(check: Check) -> str:
         raise NotTried("latents are served on a GPU only")
     few = ("--method", "wush", "--calib-tokens", "4096", "--seq-len", "1024", "--allow-poor")
     check.zoo("compute", f"./{LATENT}", *few, "--output-dir", f"./{LATENT}-rotation")
-    asked = ("--engine", "sglang", "--task", "perplexity", "--windows", "2")
+    asked = ("--engine", "sglang", "--task", "perplexity", "--windows", "4")
     model = (f"./{LATENT}-rotation", "--model", f"./{LATENT}")
     return server_figures(check.zoo("eval", *model, *asked, *check.engine))
 
