@@ -39,6 +39,8 @@ def _config(stock: Any) -> Any:
             drafts.kv_cache_dtype = "auto"
         if ours and sliding_window(config.model_config.hf_text_config) is not None:
             config.cache_config.kv_cache_dtype_skip_layers = ["sliding_window"]
+            # vLLM would keep the window at the end of a prompt alone, and our hits end before it
+            config.cache_config.prefix_cache_retention_interval = None
         return config
 
     return create
