@@ -90,13 +90,16 @@ def hook_points() -> dict[str, tuple[Any, str]]:
 
 
 def open_engine(arguments: Sequence[str]) -> tuple[Any, Any]:
-    """An engine in a program of ours by its command line, and the class of a request's rules."""
+    """An engine in a program of ours, with the defaults that its server has for this command line,
+    and the class of a request's rules."""
     from vllm import AsyncEngineArgs, SamplingParams
+    from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
     read = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args([*arguments])
-    return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(read)), SamplingParams
+    given, served = AsyncEngineArgs.from_cli_args(read), UsageContext.OPENAI_API_SERVER
+    return AsyncLLM.from_engine_args(given, usage_context=served), SamplingParams
 
 
 def flash_attention() -> Any:
