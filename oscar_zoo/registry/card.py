@@ -234,9 +234,7 @@ def _commands(rows: Sequence[Entry], where: str | None) -> Iterator[str]:
         hub = f" --hub {shlex.quote(shown)}" if shown else ""
         found = can_be_found(active[0].model_id or active[0].id.model)
         model = "" if found else " --model FOLDER"
-        first = active[0].manifest
-        verb = "eval" if first is not None and first.kind == "mla_latent" else "serve"
-        yield f"```\noscar-zoo pull {name}{hub}\noscar-zoo {verb} {name}{model}\n```"
+        yield f"```\noscar-zoo pull {name}{hub}\noscar-zoo serve {name}{model}\n```"
         if not found:
             yield "FOLDER is the folder of the model."
 

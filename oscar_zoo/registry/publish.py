@@ -258,9 +258,6 @@ def _verify(
     )
     if not isinstance(outcome, Verified):
         refuse(name, outcome)
-    if manifest.kind == "mla_latent":
-        message = f"{name} transforms latents (MLA), which no server of ours caches yet."
-        raise UsageError(message, hint="keep it for oscar-zoo eval, or compute it again later")
     if outcome.warnings and not allow_warnings:
         raise UsageError(
             f"{name} passes every check, with warnings: {', '.join(outcome.warnings)}.",

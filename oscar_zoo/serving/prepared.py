@@ -203,10 +203,6 @@ def prepare(
     if device == "cuda" and prepared.in_half and size.dtype in (None, "auto", "half", "float16"):
         said = f"{choice.name} runs in float16; the kernels for it are slower, and vLLM has none."
         observer.note(Note("serve.dtype", f"{said} Add: -- --dtype=bfloat16", kind="warning"))
-    latent = fitting.geometry is not None and fitting.geometry.rotary_key
-    if latent and (params.engine, device) == ("sglang", "cuda"):
-        said = "serving latents (MLA) was tried on a CPU only: docs/mla.md"
-        observer.note(Note("serve.latents", said, kind="warning"))
     return prepared
 
 

@@ -362,7 +362,7 @@ def serve_hybrid(check: Check) -> str:
 
 LATENT = "tiny-mla"
 OF_DEEPSEEK = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "first_k_dense_replace": 4}
-"""A random DeepSeek-V3 with rows of its real width, dense: bfloat16 chooses other random experts."""
+"""A random DeepSeek-V3 with rows of its width, dense, as bfloat16 chooses other random experts."""
 SAID_BY_DEEPSEEK = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 """What SGLang reads in its files, and transformers does not write."""
 
