@@ -11,7 +11,8 @@ of JSON:
 * seconds until the first token of a first visit, and of a second one after the prompt left the GPU,
   with how many tokens came back;
 * what 400 steps of another request lose to a visit whose prompt comes back (`reload`), and to the
-  same visit while its prompt is on the GPU (`hit`), which any engine has: medians of some rounds.
+  same visit while its prompt is on the GPU (`hit`), which any engine has: medians of some rounds
+  behind a first one, whose mixed steps are the first of the server.
   The difference is the share of the host cache. Both visits end in other tokens than the first, so
   that as many are prefilled.
 
@@ -192,7 +193,7 @@ async def measured(
     found, usual = list[int](), 0.0
     await steps(visit=False)
     kinds: dict[str, list[tuple[float, float, float]]] = {"alone": [], "reload": [], "hit": []}
-    for _ in range(args.rounds):
+    for _ in range(1 + args.rounds):
         for other in others:
             await asked(engine, other)
         await asyncio.sleep(1)
@@ -200,7 +201,7 @@ async def measured(
             runs.append(await steps(visit=kind != "alone"))
             usual = kinds["alone"][0][0] / 1e3 / STEPS
     middle = {
-        kind: [statistics.median(column) for column in zip(*runs, strict=True)]
+        kind: [statistics.median(column) for column in zip(*runs[1:], strict=True)]
         for kind, runs in kinds.items()
     }
     alone = middle.pop("alone")
