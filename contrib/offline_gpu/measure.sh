@@ -25,6 +25,9 @@ host)
 kernels)
   keep decode "$S" contrib/kernel_bench/run.py --only decode
   keep drafts "$S" contrib/kernel_bench/run.py --only decode --drafts 4
+  for shape in "4x16x128 --decode 4x60000" "2x8x256 --decode 8x16000" "8x5x128 --decode 128x2000"; do
+    keep "decode-${shape%% *}" "$S" contrib/kernel_bench/run.py --only decode,baseline --heads $shape
+  done
   keep prefill "$S" contrib/kernel_bench/run.py --variants --only prefill ;;
 latents)
   keep ours "$S" contrib/mla/decode_speed.py --only ours,flashinfer-fa3

@@ -146,17 +146,18 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         both = begin(f"{kinds}hybrid model with drafts", steps.serve_hybrid_drafts, states)
         latents = begin(f"{kinds}latents (MLA)", steps.serve_latents, experts)
         host = begin("serve --host-cache", steps.serve_with_host, pulled, trained)
+        calm = measured or host
         formats = [
-            begin(f"bench serve, {one} weights", partial(cards.serve_quantized, name=one), host)
+            begin(f"bench serve, {one} weights", partial(cards.serve_quantized, name=one), calm)
             for one in cards.SERVED
         ]
         served = (*formats, moe, states, widths, trained, ngrams, own, both, windows, latents, host)
         # they compile for a long time
         older = begin("kernel tests, code of older chips", cards.older_chip_tests, plain, *served)
-        first = (pulled, measured) if measured else (pulled, kernels)
+        other = begin("serve --engine vllm", steps.in_vllm, pulled)
+        also = begin("vLLM, trained model", steps.real_in_vllm, trained, other)
+        first = (pulled, measured) if measured else (pulled, kernels, other, also)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
-        other = begin("serve --engine vllm", steps.in_vllm, alone, on=beside or check)
-        also = begin("vLLM, trained model", steps.real_in_vllm, trained, other, on=beside or check)
         if measured is None:
             before = (kernels, older, plain, alone, also, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)

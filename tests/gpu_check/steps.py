@@ -463,8 +463,7 @@ def run_tests(check: Check, *chosen: str, **environment: str) -> str:
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     summary = (done.stdout.strip() or "no output").splitlines()[-1]
     if done.returncode != 0 or "passed" not in summary:
-        log = check.work / f"tests-{abs(hash(chosen)):x}.log"
-        log.write_text(done.stdout + done.stderr)
+        (log := check.work / f"tests-{hash(chosen):x}.log").write_text(done.stdout + done.stderr)
         failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         raise CheckFailed(f"{summary.strip('= ')}: {'; '.join(failed[:8])} ({log})")
     return summary.strip("= ")
