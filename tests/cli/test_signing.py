@@ -280,6 +280,19 @@ def test_a_mirror_keeps_the_signature(cli: Cli, hub: str, tmp_path: Path, key: P
     cli(0, "pull", NAME, "--hub", there, REQUIRED, "--key", public_file(key))
 
 
+def test_a_copy_has_the_key_of_its_own_hub_whichever_is_asked(
+    cli: Cli, hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    there = f"file:{tmp_path}/mirror"
+    cli(0, "mirror", hub, there, "--all", "--create")
+    (Path(there[5:]) / "timestamp.json").unlink()
+    cli(0, "pull", NAME, "--hub", hub)
+    (pulled,) = cli.json(0, "pull", NAME, "--no-lock", "--hub", there)["artifacts"]
+    (copy,) = cli.json(0, "info", NAME, "--hub", there)["installed"]
+    assert pulled["signature"] == copy["signature"] and copy["signature"]["state"] == "valid"
+
+
 def test_a_mirror_leaves_out_what_is_no_signature(cli: Cli, hub: str, tmp_path: Path) -> None:
     signature_on(hub).write_bytes(b" " * (MAX_BYTES + 1))
     there = f"file:{tmp_path}/mirror"
