@@ -23,6 +23,9 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "compute": Verb(
+        "compute.params:ComputeCommand", "compute.compute:run", "computing:show", quiet=True
+    ),
     "fit": Verb("compute.params:FitParams", "compute.fit:run", "computing:show_fit", quiet=True),
     "merge-moments": Verb(
         "compute.params:MergeParams", "compute.fit:merge", "computing:show_merged", quiet=True
@@ -39,6 +42,13 @@ VERBS = {
     ),
     "login": Verb(
         "registry.params:LoginParams", "registry.login:run", "writing:print_account", quiet=True
+    ),
+    "fit-gpu": Verb("serving.params:FitGpuParams", "serving.fit_gpu:run", "fit_gpu:print_fit"),
+    "doctor": Verb(
+        "serving.params:DoctorParams",
+        "serving.doctor:examine",
+        "findings:print_findings",
+        then="oscar_zoo.cli.render.findings:failed",
     ),
     "stop": Verb(
         "serving.params:StopParams", "serving.servers:stop", "servers:print_stopped", quiet=True

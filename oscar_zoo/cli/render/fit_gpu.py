@@ -16,13 +16,14 @@ from oscar_zoo.serving.fit_gpu import (
     FittingCache,
 )
 from oscar_zoo.serving.memory import fetch_config
+from oscar_zoo.serving.params import FitGpuParams
 
 _VERDICTS = {True: "fits", False: "does not fit", None: "not known"}
 
 
-def print_fit(report: FitReport, *, verdict: bool) -> None:
-    """The answer, and a row for each kind of cache; with `verdict` also whether the requests that
-    were asked for fit."""
+def print_fit(report: FitReport, params: FitGpuParams, *, quiet: bool) -> None:
+    """The answer, and a row for each kind of cache, also whether requests that were asked for
+    fit."""
     terminal.prose(_answer(report))
     if report.unknown is not None:
         terminal.prose(_missing(report))
@@ -35,7 +36,7 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
         terminal.prose(f"Its recipe asks for {_many(report.gpus, 'GPU')}; --tp is another number")
     if report.room == 0:
         return
-    _print_table(report, verdict=verdict)
+    _print_table(report, verdict=params.requests is not None)
     terminal.prose(
         f"INT2 stores {report.bits:g} bits per element with its scales ({report.bits_source})"
     )
