@@ -101,6 +101,8 @@ def declared(parameter: Parameter) -> Callable[[Any], Any]:
         two_sided = not only_on and "/" not in flag
         flag = f"{flag}/--no-{flag.removeprefix('--')}" if two_sided else flag
         return click.option(*flag.split(), parameter.name, is_flag=True, **shared)
+    if not many:
+        shared.setdefault("cls", options.Once)
     return click.option(
         *flag.split(), parameter.name, multiple=many, required=parameter.required, **shared
     )

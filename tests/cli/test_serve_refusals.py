@@ -137,7 +137,7 @@ CASES: dict[str, tuple[Spoil, int, str]] = {
         "--trust-remote-code",
     ),
     "an encoder": (config(is_encoder_decoder=True), 1, "is an encoder-decoder model"),
-    "no config.json": (lambda t: t.remove("config.json"), 1, "no config.json"),
+    "no config.json": (lambda t: t.remove("config.json"), 3, "no config.json"),
     "a broken config.json": (lambda t: t.broken(), 1, "config.json is not JSON"),
     "no weights": (lambda t: t.remove("model.safetensors"), 1, "no *.safetensors weights"),
     "a misspelt variable": (
