@@ -107,12 +107,10 @@ class Pins(Document):
         common; or all `absolute` again."""
 
         def named(hub: str) -> str:
-            place = hub.removeprefix("file:")
-            if place == hub:
-                return hub
-            whole = os.path.normpath(folder / place)
+            whole = os.path.normpath(folder / hub.removeprefix("file:"))
             near = whole if absolute else os.path.relpath(whole, folder)
-            return f"file:{whole if near.endswith(whole) else near}"
+            found = f"file:{whole if near.endswith(whole) else near}"
+            return found if hub.startswith("file:") else hub
 
         moved = (p.model_copy(update={"hub": named(p.hub)}) for p in self.artifacts)
         return self.model_copy(update={"artifacts": tuple(moved)})
@@ -120,11 +118,9 @@ class Pins(Document):
     def with_index(self, hub: str, serial: int, key: str | None) -> Pins:
         """These pins, and what is known of the index that `hub` offered: its serial, where it is
         not 0, and the fingerprint of the key that signed it."""
-        serials = self.serials | ({hub: serial} if serial else {})
-        keys = self.keys | ({} if key is None else {hub: key})
-        return self.model_copy(
-            update={"serials": dict(sorted(serials.items())), "keys": dict(sorted(keys.items()))}
-        )
+        serials = dict(sorted((self.serials | ({hub: serial} if serial else {})).items()))
+        keys = dict(sorted((self.keys | ({} if key is None else {hub: key})).items()))
+        return self.model_copy(update={"serials": serials, "keys": keys})
 
 
 class PinFile:
