@@ -58,8 +58,7 @@ def save_after_result(files: Mapping[Path, Callable[[], bytes]], *, quiet: bool)
         try:
             write_file(path, content())
         except OscarZooError as error:
-            # also with --json: stdout has its one object already
-            terminal.print_error(error.code, error.message, error.hint, as_json=False)
+            terminal.print_failure(error)  # also with --json: stdout has its one object already
             status = 1
         else:
             terminal.note(f"Saved {path}", quiet=quiet)

@@ -87,36 +87,18 @@ VERBS = {
         "Attach the records of a score file to a published version.",
         quiet=True,
     ),
-    "cache list": Verb(
-        "site.params:CacheListParams",
-        "site.cache:stored",
-        "site:print_stored",
-        "Show what is stored, and how much room it takes.",
-    ),
-    "cache verify": Verb(
-        "site.params:CacheVerifyParams",
-        "site.cache:check",
-        "site:print_checks",
-        "Hash and verify every stored artifact again.",
-    ),
-    "cache gc": Verb(
-        "site.params:CacheGcParams",
-        "site.cache:collect",
-        "site:print_freed",
-        "Remove what no stored artifact needs.",
-    ),
-    "cache rm": Verb(
-        "site.params:CacheRmParams",
-        "site.cache:remove",
-        "site:print_removed",
-        "Remove artifacts from the store.",
-    ),
-    "cache dir": Verb(
-        "site.params:CacheDirParams",
-        "site.cache:folder",
-        "site:print_folder",
-        "Print the folder of the store.",
-    ),
+    **{
+        f"cache {name}": Verb(
+            f"site.params:Cache{name.title()}Params", f"site.cache:{run}", f"site:{view}", says
+        )
+        for name, run, view, says in (
+            ("list", "stored", "print_stored", "Show what is stored, and how much room it takes."),
+            ("verify", "check", "print_checks", "Hash and verify every stored artifact again."),
+            ("gc", "collect", "print_freed", "Remove what no stored artifact needs."),
+            ("rm", "remove", "print_removed", "Remove artifacts from the store."),
+            ("dir", "folder", "print_folder", "Print the folder of the store."),
+        )
+    },
 }
 
 

@@ -71,7 +71,7 @@ def _turn(chat: ChatSession, text: str) -> None:
         elif text:
             answer(chat, text)
     except OscarZooError as error:
-        terminal.print_error(error.code, error.message, error.hint, as_json=False)
+        terminal.print_failure(error)
 
 
 def _typed() -> tuple[str, bool]:

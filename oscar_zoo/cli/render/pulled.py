@@ -30,7 +30,7 @@ def print_report(report: PullReport, params: PullParams, *, quiet: bool) -> None
         text = f"note: pinned in {place}; commit it, or pull with --no-lock to do without"
         terminal.note(text, quiet=quiet)
     for error in report.errors:
-        terminal.print_error(error.code, error.message, error.hint, as_json=False)
+        terminal.print_failure(error)
 
 
 def _place(path: Path) -> str:

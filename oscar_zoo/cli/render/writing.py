@@ -17,8 +17,7 @@ def print_published(report: PublishReport, params: PublishParams, *, quiet: bool
     """Every publish for people, and why the next hub did not take it."""
     for result in report.hubs:
         _print_published(result, quiet=quiet)
-    if (error := report.error) is not None:
-        terminal.print_error(error.code, error.message, error.hint, as_json=False)
+    terminal.print_failure(report.error)
 
 
 def _print_published(result: PublishResult, *, quiet: bool) -> None:
@@ -94,5 +93,5 @@ def print_end_of_mirror(report: MirrorReport, params: MirrorParams, *, quiet: bo
     """What holds after all artifacts were copied, which were told one by one."""
     count = len(report.artifacts)
     if count and not (params.dry_run or params.create_pr):
-        artifacts = f"{count} artifact{'s' if count > 1 else ''}"
+        artifacts = terminal.counted(count, "artifact")
         terminal.note(f"{artifacts}: both hubs list the same digests", quiet=quiet)
