@@ -12,7 +12,8 @@ from oscar_zoo.cli import build
 
 class Verb(NamedTuple):
     """Parameters and use case below `oscar_zoo`, view below `cli.render`, what the help of its
-    group says of it, whether it has a `-q` of its own, and what runs behind its result."""
+    group says of it, whether it has a `-q` of its own, what runs behind its result, and whether
+    it is observed."""
 
     params: str
     run: str
@@ -20,6 +21,7 @@ class Verb(NamedTuple):
     short: str | None = None
     quiet: bool = False
     then: str | None = None
+    observed: bool = True
 
 
 VERBS = {
@@ -43,12 +45,18 @@ VERBS = {
     "login": Verb(
         "registry.params:LoginParams", "registry.login:run", "writing:print_account", quiet=True
     ),
-    "fit-gpu": Verb("serving.params:FitGpuParams", "serving.fit_gpu:run", "fit_gpu:print_fit"),
+    "fit-gpu": Verb(
+        "serving.params:FitGpuParams", "serving.fit_gpu:run", "fit_gpu:print_fit", observed=False
+    ),
+    "ps": Verb(
+        "serving.params:PsParams", "serving.servers:ps", "servers:print_servers", observed=False
+    ),
     "doctor": Verb(
         "serving.params:DoctorParams",
         "serving.doctor:examine",
         "findings:print_findings",
         then="oscar_zoo.cli.render.findings:failed",
+        observed=False,
     ),
     "stop": Verb(
         "serving.params:StopParams", "serving.servers:stop", "servers:print_stopped", quiet=True
@@ -112,6 +120,7 @@ def verb(name: str) -> click.Command:
         view=f"oscar_zoo.cli.render.{row.view}",
         quiet=row.quiet,
         then=row.then,
+        observed=row.observed,
     )
     made.short_help = row.short
     return made

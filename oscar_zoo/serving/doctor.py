@@ -134,7 +134,7 @@ def _finding(topic: str, name: str, **facts: Any) -> Callable[..., DoctorFinding
     return partial(DoctorFinding, topic, name, **facts)  # type: ignore[arg-type]
 
 
-def examine(params: DoctorParams, _: object = None) -> DoctorReport:
+def examine(params: DoctorParams) -> DoctorReport:
     """Look at everything; takes little more than `SECONDS` at most, and changes nothing."""
     slow: list[Callable[[], DoctorFinding]] = []
     problem: OscarZooError | None = None

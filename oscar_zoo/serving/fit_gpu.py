@@ -198,7 +198,7 @@ class FitReport:
         return self.weights.source
 
 
-def run(params: FitGpuParams, _: object = None) -> FitReport:
+def run(params: FitGpuParams) -> FitReport:
     """How many tokens and requests of a model fit GPUs; an estimate, for which no GPU is needed."""
     memory, memory_source, count = given_gpu(params.memory, params.gpu, params.gpus)
     name, needs, artifact, not_served = subject_of(params.model)

@@ -109,11 +109,8 @@ def _show(parts: Iterator[str]) -> None:
     try:
         for part in parts:
             begun = True
-            sys.stdout.write(
-                "\n".join(
-                    terminal.printable(line) for line in part.replace("\t", "    ").split("\n")
-                )
-            )
+            lines = part.replace("\t", "    ").split("\n")
+            sys.stdout.write("\n".join(map(terminal.printable, lines)))
             sys.stdout.flush()
     except (OscarZooError, SystemExit):
         if begun:

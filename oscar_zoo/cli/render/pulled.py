@@ -94,10 +94,8 @@ def _print_offered(offered: Offered) -> None:
     if offered.already_present:
         console.print(f"Already here: {reference}  {offered.digest}")
         return
-    size, hub = (
-        terminal.megabytes(sum(file.size for file in offered.files)),
-        terminal.clean(offered.hub),
-    )
+    size = terminal.megabytes(sum(file.size for file in offered.files))
+    hub = terminal.clean(offered.hub)
     console.print(f"Would fetch {reference} from {hub}, {len(offered.files)} files, {size}")
     for file in offered.files:
         path, size = terminal.clean(file.path), terminal.megabytes(file.size)
