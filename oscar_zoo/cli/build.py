@@ -24,26 +24,31 @@ def command(
     cls: type[click.Command] = click.Command,
     quiet: bool = True,
     then: str | None = None,
+    observed: bool = True,
 ) -> click.Command:
     """The click command of a verb, whose help is the docstring of `params`. As `module:function`:
 
-    `run`, from parameters and an observer to an outcome, which may have `exit_code`, or the `error`
-    that ended it; `view`, which prints the outcome for people and gets outcome, parameters and
-    `quiet`; and `then`, which runs when the result was printed in any form, with what a view gets,
-    and gives the exit code where the outcome has no other than 0.
+    `run`, from parameters, and an observer where it is `observed`, to an outcome, which may have
+    `exit_code`, or the `error` that ended it; `view`, which prints the outcome for people and gets
+    outcome, parameters and `quiet`; and `then`, which runs when the result was printed in any form,
+    with what a view gets, and gives the exit code where the outcome has no other than 0.
     """
 
     def body(as_json: bool, quiet: bool = False, **values: Any) -> int:
         from oscar_zoo.cli.main import exit_code
         from oscar_zoo.cli.render import terminal
-        from oscar_zoo.cli.render.progress import TerminalObserver
         from oscar_zoo.verb import as_json as plain
 
         if values.get("offline"):
             options.go_offline()
         request = checked(params, values)
-        with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
-            outcome = named(run)(request, observer)
+        if observed:
+            from oscar_zoo.cli.render.progress import TerminalObserver
+
+            with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+                outcome = named(run)(request, observer)
+        else:  # the import of an observer takes most of the time of a short verb
+            outcome = named(run)(request)
         if as_json:
             terminal.emit_json(plain(outcome))
         else:
@@ -101,6 +106,8 @@ def declared(parameter: Parameter) -> Callable[[Any], Any]:
         two_sided = not only_on and "/" not in flag
         flag = f"{flag}/--no-{flag.removeprefix('--')}" if two_sided else flag
         return click.option(*flag.split(), parameter.name, is_flag=True, **shared)
+    if not many:
+        shared.setdefault("cls", options.Once)
     return click.option(
         *flag.split(), parameter.name, multiple=many, required=parameter.required, **shared
     )

@@ -1,4 +1,4 @@
-"""Commands whose words behind `--` go to SGLang, and an option of theirs whose value may be left
+"""Commands whose words behind `--` go to an engine, and an option of theirs whose value may be left
 out."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from oscar_zoo.cli.options import Once
 from oscar_zoo.errors import UsageError
 
 OURS = {
@@ -26,8 +27,9 @@ class FlagsCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; raises `UsageError` for a second word in front of `--`, which click would take for
-        a flag, and for an option that may be a flag of SGLang."""
+        a flag, and for an option that may be a flag of its engine."""
         behind = len(args) - args.index("--") - 1 if "--" in args else 0
+        engine = "vLLM" if {"vllm", "--engine=vllm"} & {*args} else "SGLang"
         for param in self.get_params(ctx):
             if isinstance(param, OptionalChoice):
                 args = param.spelled_out(args)
@@ -37,10 +39,11 @@ class FlagsCommand(click.Command):
             if not error.option_name.startswith("--"):
                 raise
             name = error.option_name
+            own = OURS.get(name) if engine == "SGLang" or name == "--host" else None
             raise UsageError(
-                f"No such option {name!r}; a flag of SGLang goes behind --.",
-                hint=OURS.get(name, f"put it there: -- {name}; or try: {ctx.command_path} --help"),
-                suggestions=() if name in OURS else error.possibilities or (),
+                f"No such option {name!r}; a flag of {engine} goes behind --.",
+                hint=own or f"put it there: -- {name}; or try: {ctx.command_path} --help",
+                suggestions=() if own else error.possibilities or (),
             ) from None
         flags: tuple[str, ...] = ctx.params.get("engine_flags") or ctx.params.get("flags") or ()
         if len(flags) > behind and not ctx.resilient_parsing:
@@ -52,7 +55,7 @@ class FlagsCommand(click.Command):
         return rest
 
 
-class OptionalChoice(click.Option):
+class OptionalChoice(Once):
     """A choice that means `usual` where no value stands behind it.
 
     A word behind it is its value only where it is one of the choices. click alone takes any word

@@ -17,6 +17,22 @@ _QUIET = "Print results and errors only."
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Once(click.Option):
+    """An option with one value, of which click would take the last."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        self.multiple = True  # for the parser alone, which then keeps all
+        super().add_to_parser(parser, ctx)
+        self.multiple = False
+
+    def consume_value(self, ctx: click.Context, opts: Any) -> Any:
+        *others, value = opts.get(self.name) or [None]
+        if {*others} - {value} and not ctx.resilient_parsing:
+            text = f"{self.opts[0]} takes one value, and got {' and '.join((*others, value))}."
+            raise UsageError(text, hint="leave out all but one")
+        return super().consume_value(ctx, opts if value is None else {**opts, self.name: value})
+
+
 class Text(click.types.StringParamType):
     """A word. click takes any one behind an option for its value, also the next option."""
 

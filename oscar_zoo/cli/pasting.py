@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from shlex import join, quote
-
-import click
+from shlex import quote
 
 from oscar_zoo.artifact.durable import write_file
 from oscar_zoo.artifact.manifest import Manifest
@@ -23,22 +21,6 @@ from oscar_zoo.registry.catalog import can_be_found
 def pasted(path: Path | str) -> str:
     """`typed`, quoted for a shell."""
     return quote(typed(path))
-
-
-def typed_again(option: str, *value: str) -> str:
-    """The command line that this process runs, with `option` and its value added, or with this
-    value in place of the one that was typed."""
-    words: list[str] = list(click.get_current_context().find_root().obj)
-    end = words.index("--") if "--" in words else len(words)
-    typed, flags = words[:end], words[end:]
-    if option in typed:
-        place = typed.index(option)
-        typed[place : place + 1 + len(value)] = [option, *value]
-    else:
-        joined = [index for index, word in enumerate(typed) if word.startswith(f"{option}=")]
-        place = joined[0] if joined else end
-        typed[place : place + 1] = [option, *value]
-    return f"oscar-zoo {join([*typed, *flags])}"
 
 
 def saved(folder: Path, manifest: Manifest) -> str:
@@ -76,8 +58,7 @@ def save_after_result(files: Mapping[Path, Callable[[], bytes]], *, quiet: bool)
         try:
             write_file(path, content())
         except OscarZooError as error:
-            # also with --json: stdout has its one object already
-            terminal.print_error(error.code, error.message, error.hint, as_json=False)
+            terminal.print_failure(error)  # also with --json: stdout has its one object already
             status = 1
         else:
             terminal.note(f"Saved {path}", quiet=quiet)

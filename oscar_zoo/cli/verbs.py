@@ -12,7 +12,8 @@ from oscar_zoo.cli import build
 
 class Verb(NamedTuple):
     """Parameters and use case below `oscar_zoo`, view below `cli.render`, what the help of its
-    group says of it, whether it has a `-q` of its own, and what runs behind its result."""
+    group says of it, whether it has a `-q` of its own, what runs behind its result, and whether
+    it is observed."""
 
     params: str
     run: str
@@ -20,9 +21,13 @@ class Verb(NamedTuple):
     short: str | None = None
     quiet: bool = False
     then: str | None = None
+    observed: bool = True
 
 
 VERBS = {
+    "compute": Verb(
+        "compute.params:ComputeCommand", "compute.compute:run", "computing:show", quiet=True
+    ),
     "fit": Verb("compute.params:FitParams", "compute.fit:run", "computing:show_fit", quiet=True),
     "merge-moments": Verb(
         "compute.params:MergeParams", "compute.fit:merge", "computing:show_merged", quiet=True
@@ -39,6 +44,19 @@ VERBS = {
     ),
     "login": Verb(
         "registry.params:LoginParams", "registry.login:run", "writing:print_account", quiet=True
+    ),
+    "fit-gpu": Verb(
+        "serving.params:FitGpuParams", "serving.fit_gpu:run", "fit_gpu:print_fit", observed=False
+    ),
+    "ps": Verb(
+        "serving.params:PsParams", "serving.servers:ps", "servers:print_servers", observed=False
+    ),
+    "doctor": Verb(
+        "serving.params:DoctorParams",
+        "serving.doctor:examine",
+        "findings:print_findings",
+        then="oscar_zoo.cli.render.findings:failed",
+        observed=False,
     ),
     "stop": Verb(
         "serving.params:StopParams", "serving.servers:stop", "servers:print_stopped", quiet=True
@@ -77,36 +95,18 @@ VERBS = {
         "Attach the records of a score file to a published version.",
         quiet=True,
     ),
-    "cache list": Verb(
-        "site.params:CacheListParams",
-        "site.cache:stored",
-        "site:print_stored",
-        "Show what is stored, and how much room it takes.",
-    ),
-    "cache verify": Verb(
-        "site.params:CacheVerifyParams",
-        "site.cache:check",
-        "site:print_checks",
-        "Hash and verify every stored artifact again.",
-    ),
-    "cache gc": Verb(
-        "site.params:CacheGcParams",
-        "site.cache:collect",
-        "site:print_freed",
-        "Remove what no stored artifact needs.",
-    ),
-    "cache rm": Verb(
-        "site.params:CacheRmParams",
-        "site.cache:remove",
-        "site:print_removed",
-        "Remove artifacts from the store.",
-    ),
-    "cache dir": Verb(
-        "site.params:CacheDirParams",
-        "site.cache:folder",
-        "site:print_folder",
-        "Print the folder of the store.",
-    ),
+    **{
+        f"cache {name}": Verb(
+            f"site.params:Cache{name.title()}Params", f"site.cache:{run}", f"site:{view}", says
+        )
+        for name, run, view, says in (
+            ("list", "stored", "print_stored", "Show what is stored, and how much room it takes."),
+            ("verify", "check", "print_checks", "Hash and verify every stored artifact again."),
+            ("gc", "collect", "print_freed", "Remove what no stored artifact needs."),
+            ("rm", "remove", "print_removed", "Remove artifacts from the store."),
+            ("dir", "folder", "print_folder", "Print the folder of the store."),
+        )
+    },
 }
 
 
@@ -120,6 +120,7 @@ def verb(name: str) -> click.Command:
         view=f"oscar_zoo.cli.render.{row.view}",
         quiet=row.quiet,
         then=row.then,
+        observed=row.observed,
     )
     made.short_help = row.short
     return made

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oscar_zoo.compute.params import ComputeParams
+from oscar_zoo.compute.params import ComputeCommand, ComputeParams
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import hardware
 from oscar_zoo.models.config_file import ConfigFile, read_config
@@ -39,6 +39,7 @@ def run(params: ComputeParams, observer: Observer = SILENT) -> ComputeResult:
     from oscar_zoo.engines.requirements import require_compute
     from oscar_zoo.registry.targets import check_model_id, parse_model
 
+    params = params.given() if isinstance(params, ComputeCommand) else params
     observer = params.observer or observer
     require_compute()
     choice = parse_model(model_text(params.model), observer)

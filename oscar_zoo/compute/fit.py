@@ -15,7 +15,7 @@ from oscar_zoo.compute.outcome import Drawn, FitResult, MergeResult
 from oscar_zoo.compute.params import FitParams, MergeParams, PlotParams
 from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData
 from oscar_zoo.engines.requirements import require_compute
-from oscar_zoo.errors import MalformedFile, PathNotFound, UsageError
+from oscar_zoo.errors import MalformedFile, PathNotFound, UsageError, malformed_hint
 from oscar_zoo.observer import SILENT, Observer, phase_progress
 from oscar_zoo.registry.params import clip_of
 from oscar_zoo.verb import python_call
@@ -29,13 +29,11 @@ def run(params: FitParams, observer: Observer = SILENT) -> FitResult:
     """
     observer = params.observer or observer
     require_compute()
-    from oscar_zoo.artifact.tensor_file import check_start
     from oscar_zoo.compute.folder import check_place
 
     moments = _moments_file(Path(params.moments))
     target = None if params.output is None else Path(params.output)
     check_place(target, force=params.force)
-    check_start(moments)
     # What follows imports torch and transformers, which takes seconds.
     from oscar_zoo.artifact.specs import Widths, check_groups
     from oscar_zoo.compute.estimate import REFIT_PHASES
@@ -72,14 +70,18 @@ fit = python_call(FitParams, run)
 
 
 def _moments_file(path: Path) -> Path:
-    """The file `path`, or the one beside or in a folder."""
+    """The file `path`, or the one beside or in a folder, which begins as such a file."""
+    from oscar_zoo.artifact.tensor_file import check_start
     from oscar_zoo.compute.folder import MOMENTS_NAME, moments_beside
 
-    if not path.is_dir():
-        return path
-    beside = moments_beside(path if path.name not in ("", "..") else path.resolve())
-    hint = f"name the file; compute leaves it beside an artifact as {beside.name}"
-    return beside if beside.is_file() else _only(path, [f"*.{MOMENTS_NAME}"], "moments", hint)
+    if path.is_dir():
+        beside = moments_beside(path if path.name not in ("", "..") else path.resolve())
+        hint = f"name the file; compute leaves it beside an artifact as {beside.name}"
+        found = [f"*.{MOMENTS_NAME}"]
+        path = beside if beside.is_file() else _only(path, found, "moments", hint)
+    with malformed_hint(f"name a file of moments; compute leaves NAME.{MOMENTS_NAME}"):
+        check_start(path)
+    return path
 
 
 def _only(folder: Path, patterns: Sequence[str], what: str, hint: str) -> Path:
@@ -98,13 +100,9 @@ def _only(folder: Path, patterns: Sequence[str], what: str, hint: str) -> Path:
 def merge(params: MergeParams, observer: Observer = SILENT) -> MergeResult:
     """Add up captures of different texts of one model."""
     require_compute()
-    from oscar_zoo.artifact.tensor_file import check_start
-
     output = Path(params.output)
     check_file(output)
     files = [_moments_file(Path(path)) for path in params.paths]
-    for path in files:
-        check_start(path)
     from oscar_zoo.compute.moments_file import merge_files
 
     file, info, notes = merge_files(files, output)

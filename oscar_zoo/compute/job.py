@@ -125,7 +125,7 @@ def compute_artifact(
         tell(f"no --output-dir was given: the artifact goes into {path_text(base.parent)}.")
     for text in (*data.notes, *_about_tokens(data, needed=job.needs_data)):
         tell(text)
-    with kept_for_resume(work), memory_errors(model.block.id, model.device):
+    with kept_for_resume(work, job.resume is False), memory_errors(model.block.id, model.device):
         moments = None
         if job.needs_data:
             with clock.phase(CAPTURE):

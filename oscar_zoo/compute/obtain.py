@@ -214,17 +214,13 @@ def _from_own_zoo(plan: ComputePlan, trust: Trust) -> PullResult | None:
 
 def _compute(plan: ComputePlan, work: Path, observer: Observer) -> ComputeResult:
     earlier = work.exists()  # left by a run that was interrupted
-    job = replace(plan.job, output=work / _TARGET, resume=earlier, force=True)
+    job = replace(plan.job, output=work / _TARGET, resume=earlier or None, force=True)
     try:
         try:
             result = run_job(job, observer, cost=plan.cost)
         except (OutputExists, IntegrityError):  # the folder holds work of other data or versions
             shutil.rmtree(work, ignore_errors=True)
             result = run_job(job, observer, cost=plan.cost)
-    except (KeyboardInterrupt, SystemExit) as error:
-        if hasattr(error, "__notes__"):  # something is kept
-            error.add_note("to go on from there, run the same command again")
-        raise
     except OscarZooError as error:
         step = error.next_step
         if isinstance(step, OptionStep):  # not an option of the command that runs

@@ -23,7 +23,7 @@ from oscar_zoo.artifact.files import read_file, read_start, sha256_hex
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound, UnsupportedModel
+from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound, UnsupportedModel, UsageError
 from oscar_zoo.models import model_hub
 from oscar_zoo.models.geometry import (
     PER_LAYER,
@@ -155,14 +155,22 @@ class ConfigFile:
         return ConfigFile(text) if isinstance(text, dict) else self
 
 
+def check_folder(path: Path) -> None:
+    """Raise where a model's folder is wanted, and `path` is nothing, or a file."""
+    if not path.exists():
+        raise PathNotFound.for_path(path_text(path), "model folder")
+    if not path.is_dir():
+        message = f"{path_text(path)} is a file, not a model folder."
+        error = UsageError(message, hint=f"give the folder that holds {NAME}")
+        raise gguf_refusal(path) or error
+
+
 def check_present(folder: Path) -> None:
-    """Raise `PathNotFound` where nothing is in the folder, `InvalidModel` where no `config.json`
-    is."""
+    """Raise where `folder` holds no model."""
     if not (folder / NAME).is_file():
-        empty = folder.is_dir() and not any(folder.iterdir())
-        message = f"{path_text(folder)} has no {NAME}."
+        check_folder(folder)
         hint = "name the folder of a Hugging Face checkpoint"
-        error = (PathNotFound if empty else InvalidModel)(message, hint=hint)
+        error = PathNotFound(f"{path_text(folder)} has no {NAME}.", hint=hint)
         raise gguf_refusal(folder) or error
 
 

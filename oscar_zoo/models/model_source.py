@@ -24,7 +24,6 @@ from oscar_zoo.errors import (
     MissingDependency,
     NetworkError,
     OscarZooError,
-    PathNotFound,
     UnsupportedModel,
 )
 from oscar_zoo.models import (
@@ -65,15 +64,11 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 def local_folder(path_or_id: str) -> Path | None:
     """The local folder that `path_or_id` names, or `None` for a Hugging Face id `org/name`."""
     path = Path(path_or_id).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if path.exists():
-        message = f"{path_or_id} is a file, not a model folder."
-        error = InvalidModel(message, hint="name the folder that holds it")
-        raise config_file.gguf_refusal(path) or error
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path_or_id):
+    is_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path_or_id)
+    if is_id and not path.exists():
         return None
-    raise PathNotFound.for_path(path_or_id, "model folder")
+    config_file.check_folder(path)
+    return path.resolve()
 
 
 def source_options(path_or_id: str, revision: str | None) -> tuple[str, dict[str, Any]]:
@@ -100,9 +95,7 @@ def silent_transformers() -> Iterator[None]:
 
 
 def unusable(where: str, what: str, error: Exception) -> OscarZooError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
+    lines = [*filter(None, map(str.strip, str(error).splitlines())), type(error).__name__]
     cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     if Path(where).is_dir():
         hint = "it needs config.json, *.safetensors and a tokenizer"
@@ -162,10 +155,9 @@ def inspect_model(
 
 def read_model_config(path_or_id: str, revision: str | None, model_id: str | None) -> ModelConfig:
     folder = local_folder(path_or_id)
-    source: dict[str, Any] = {"local_files_only": True}
-    if folder is None:
-        source = {"revision": revision or "main", **model_hub.search_limits()}
+    source: dict[str, Any] = {"revision": revision or "main", **model_hub.search_limits()}
     if folder:
+        source = {"local_files_only": True}
         config_file.check_present(Path(path_or_id).expanduser())
     where = str(folder or path_or_id)
     cached = cached_model(folder) if folder else None

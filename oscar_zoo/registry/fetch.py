@@ -43,6 +43,7 @@ from oscar_zoo.registry.signatures import (
     NOT_SIGNED,
     KnownKeys,
     check_signature,
+    signature_of,
     unreadable,
 )
 from oscar_zoo.registry.store import Record, Store, StoredArtifact, find_installed
@@ -211,12 +212,11 @@ class PullJob:
         stored = self.store.intact(self.copy())
         if stored is None:
             return None
-        hub = stored.record.source
-        signature = self._signature_of(stored, hub)
+        signature = signature_of(stored, self.signing, self.trust.known.read())
         if not self._will_do(signature):
             self.refused = (stored.record.id.reference, signature)
             return None  # a hub may have a signature of it
-        here = _present(stored, hub, signature)
+        here = _present(stored, stored.record.source, signature)
         lock = self.trust.lock
         return here if pin is None or lock is None else replace(here, pinned_by=lock.path)
 
@@ -290,7 +290,8 @@ class PullJob:
                 and offer.manifest_sha256 == known.manifest_sha256
             )
             stored = self.store.intact(known if same else None)
-            signature = None if stored is None else self._signature_of(stored, hub.name, view.key)
+            seen = self.trust.known.read().with_index(hub.name, 0, view.key)
+            signature = None if stored is None else signature_of(stored, self.signing, seen)
             if stored and signature and self._will_do(signature):
                 result = _present(stored, hub.name, signature, offer.warnings)
             else:
@@ -347,7 +348,8 @@ class PullJob:
         data = None
         try:
             data = fetch_signature(offer)
-            report = check_signature(data, files, self._keys(offer.hub.name, offer.view.key))
+            hub, key = offer.hub.name, offer.view.key or self.trust.key_of(offer.hub.name)
+            report = check_signature(data, files, KnownKeys.gather(self.signing.keys, {hub: key}))
         except errors.MalformedFile as error:
             report = unreadable(error)
         if self.signing.require_signature:
@@ -356,15 +358,6 @@ class PullJob:
 
     def _will_do(self, signature: SignatureReport) -> bool:
         return signature.state == "valid" or not self.signing.require_signature
-
-    def _signature_of(
-        self, stored: StoredArtifact, hub: str, key: str | None = None
-    ) -> SignatureReport:
-        return check_signature(stored.signature, stored.signed_files, self._keys(hub, key))
-
-    def _keys(self, hub: str, key: str | None) -> KnownKeys:
-        """What is known for artifacts of `hub`, whose index is signed with `key`."""
-        return KnownKeys.gather(self.signing.keys, {hub: key or self.trust.key_of(hub)})
 
 
 def fetch_files(offer: ResolvedArtifact, progress: Progress | None = None) -> dict[str, bytes]:

@@ -102,14 +102,25 @@ class Pins(Document):
         ordered = tuple(sorted([*others, pin], key=lambda p: p.artifact_id.key))
         return self.model_copy(update={"artifacts": ordered})
 
+    def seen_from(self, folder: Path, *, absolute: bool = False) -> Pins:
+        """These pins with hubs in folders as seen from `folder`, where the two have a parent in
+        common; or all `absolute` again."""
+
+        def named(hub: str) -> str:
+            whole = os.path.normpath(folder / hub.removeprefix("file:"))
+            near = whole if absolute else os.path.relpath(whole, folder)
+            found = f"file:{whole if near.endswith(whole) else near}"
+            return found if hub.startswith("file:") else hub
+
+        moved = (p.model_copy(update={"hub": named(p.hub)}) for p in self.artifacts)
+        return self.model_copy(update={"artifacts": tuple(moved)})
+
     def with_index(self, hub: str, serial: int, key: str | None) -> Pins:
         """These pins, and what is known of the index that `hub` offered: its serial, where it is
         not 0, and the fingerprint of the key that signed it."""
-        serials = self.serials | ({hub: serial} if serial else {})
-        keys = self.keys | ({} if key is None else {hub: key})
-        return self.model_copy(
-            update={"serials": dict(sorted(serials.items())), "keys": dict(sorted(keys.items()))}
-        )
+        serials = dict(sorted((self.serials | ({hub: serial} if serial else {})).items()))
+        keys = dict(sorted((self.keys | ({} if key is None else {hub: key})).items()))
+        return self.model_copy(update={"serials": serials, "keys": keys})
 
 
 class PinFile:
@@ -142,7 +153,8 @@ class PinFile:
                 data = read_file(self.path, max_bytes=Pins.MAX_BYTES)
             except PathNotFound:
                 return Pins.empty()
-        return Pins.from_bytes(data, what=str(self.path), remedy=remedy)
+        found = Pins.from_bytes(data, what=str(self.path), remedy=remedy)
+        return found.seen_from(self.path.parent, absolute=True) if is_lock else found
 
     def update(self, change: Callable[[Pins], Pins]) -> None:
         """Replace the file by what `change` makes of it; nothing is written when that is the
@@ -155,6 +167,8 @@ class PinFile:
             after = change(before)
             if after == before:
                 return
+            if self.path.name == LOCK_NAME:  # committed, and read on other machines
+                after = after.seen_from(self.path.parent)
             durable.make_folders(self.path.parent)
             durable.replace_file(self.path, after.to_bytes())
 

@@ -30,7 +30,7 @@ from oscar_zoo.artifact.signature_file import SignatureFile
 from oscar_zoo.errors import MalformedFile, MissingDependency, UsageError
 from oscar_zoo.registry.catalog import packaged_keys
 from oscar_zoo.registry.params import Signed
-from oscar_zoo.registry.pins import PinFile
+from oscar_zoo.registry.pins import PinFile, Pins
 from oscar_zoo.registry.store import StoredArtifact
 
 VARIABLE = "OSCAR_ZOO_SIGN_KEY"
@@ -279,9 +279,12 @@ def with_signature(
     return replace(outcome, checks=(*outcome.checks, line))
 
 
-def signature_of(stored: StoredArtifact, signing: Signed | None = None) -> SignatureReport:
+def signature_of(
+    stored: StoredArtifact, signing: Signed | None = None, seen: Pins | None = None
+) -> SignatureReport:
+    """Of a copy in the store, by the key of the hub that it came from, whichever hub is asked."""
     hub, files = stored.record.source, signing.keys if signing else ()
-    keys = KnownKeys.gather(files, {hub: PinFile.known().read().key_of(hub)})
+    keys = KnownKeys.gather(files, {hub: (seen or PinFile.known().read()).key_of(hub)})
     return check_signature(stored.signature, stored.signed_files, keys)
 
 

@@ -87,7 +87,7 @@ def choose_model(model: str | Path) -> ModelChoice:
     if choice is not None:
         return choice
     if os.path.isfile(model):  # noqa: PTH113 (any text: no errors)
-        raise a_file(Path(model))
+        return _model_in_folder(path)  # which says that it is none
     error = errors.PathNotFound(f"no model is called {model!r}.")
     if os.path.isdir(model):  # noqa: PTH112 (any text: no errors)
         error.advise(f"did you mean the folder {path_text(path)}, which has no config.json?")
@@ -116,12 +116,11 @@ def _model_called(name: str) -> ModelChoice | None:
 
 def _model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoice:
     """The model in `path`, by default with what the zoo knows of the folder's name."""
-    if path.is_file():
-        raise a_file(path)
+    from oscar_zoo.models.config_file import check_folder
+
+    check_folder(path)
     # written as a path, or a loader could take it for the id of a model on a hub
     source = path_text(path)
-    if not path.is_dir():
-        raise errors.PathNotFound.for_path(source, "model folder")
     check_utf8(path.absolute(), "the path of a model, for the libraries that load it,")
     cached = cached_model(path.resolve())
     model_id = cached[0] if cached else safe_part(path.resolve().name)
@@ -141,11 +140,6 @@ def recorded_model(model_id: str) -> ModelChoice:
 
 def holds_model(path: Path) -> bool:
     return os.path.isfile(path / "config.json")  # noqa: PTH113 (any text: no errors)
-
-
-def a_file(path: Path) -> errors.OscarZooError:
-    hint = "give the folder that holds config.json"
-    return refusal(path, errors.UsageError(f"{path} is a file, not a model folder.", hint=hint))
 
 
 def refusal(path: Path, error: errors.OscarZooError) -> errors.OscarZooError:

@@ -28,7 +28,7 @@ from oscar_zoo.registry.known_names import close_names, find_stored, status_warn
 from oscar_zoo.registry.params import Signed, VerifyParams
 from oscar_zoo.registry.signatures import signature_in, signature_of, with_signature
 from oscar_zoo.registry.store import Store, StoredArtifact
-from oscar_zoo.registry.targets import NameTarget, a_file, looking_up, parse, refusal
+from oscar_zoo.registry.targets import NameTarget, looking_up, parse, refusal
 from oscar_zoo.verb import python_call
 
 WANTED = "give a rotation file, or a folder that holds a K/V pair"
@@ -223,12 +223,8 @@ def _model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> 
     known = _geometry_of(model) if isinstance(model, str) else None
     if known is not None:
         return known
-    if path.is_dir():
+    if path.exists() or isinstance(model, Path) or is_path(model):
         return describe(path)
-    if path.exists():
-        raise a_file(path)
-    if isinstance(model, Path) or is_path(model):
-        raise errors.PathNotFound.for_path(model, "model folder")
     close = Catalog.packaged().close_matches(model)
     raise errors.UsageError(
         f"no model is called {model!r}.",

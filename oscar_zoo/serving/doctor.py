@@ -49,7 +49,7 @@ from oscar_zoo.registry.hubs.base import Limits, in_parallel, within
 from oscar_zoo.registry.hubs.http import is_nearby
 from oscar_zoo.registry.hubs.table import HUBS, HubKind
 from oscar_zoo.registry.store import Store
-from oscar_zoo.serving.params import ENGINES
+from oscar_zoo.serving.params import ENGINES, DoctorParams
 from oscar_zoo.version import __version__
 
 SECONDS = 8.0
@@ -134,12 +134,12 @@ def _finding(topic: str, name: str, **facts: Any) -> Callable[..., DoctorFinding
     return partial(DoctorFinding, topic, name, **facts)  # type: ignore[arg-type]
 
 
-def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFinding]:
+def examine(params: DoctorParams) -> DoctorReport:
     """Look at everything; takes little more than `SECONDS` at most, and changes nothing."""
     slow: list[Callable[[], DoctorFinding]] = []
     problem: OscarZooError | None = None
     try:
-        configured = address.Sources(hubs, offline=offline)
+        configured = address.Sources(params.hubs, offline=params.offline)
         limits = configured.network
     except OscarZooError as error:
         problem = error
@@ -150,7 +150,7 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFi
             partial(_token, kind, configured.offline) for kind in HUBS.values() if kind.credential
         ]
     found += in_parallel([*slow, gpu], workers=len(slow) + 1)
-    return [*found, *engine()]
+    return DoctorReport([*found, *engine()])
 
 
 def versions() -> Iterator[DoctorFinding]:

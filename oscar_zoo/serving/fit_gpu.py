@@ -321,7 +321,7 @@ def _of_artifact(target: PathTarget | NameTarget) -> tuple[str, Needs, str, str 
             f"{target} is not on this machine, and fit-gpu asks no hub.",
             hint=error.advice,
             suggestions=error.suggestions,
-            next_step=Pull(str(target)),
+            next_step=None if error.advice else Pull(str(target)),  # of the known, one is meant
         ) from None
     name, manifest = entry.id.reference, entry.manifest
     if manifest is None:

@@ -77,7 +77,7 @@ class LogsReport:
     schema: Literal["oscar-zoo.logs/1"] = "oscar-zoo.logs/1"
 
 
-def ps() -> PsReport:
+def ps(_: object = None) -> PsReport:
     shown = tuple(map(with_canary, records.running()))
     return PsReport(shown, tuple(map(EndedServer.of, records.ended())))
 

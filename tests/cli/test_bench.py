@@ -209,9 +209,9 @@ def test_a_result_is_printed_before_it_cannot_be_saved(
     [
         (["--dummy-weights", "Qwen3-30B-A3B"], 2),
         (["--dummy-weights", "org/model"], 2),
-        (["--dummy-weights", "./examples"], 1),
+        (["--dummy-weights", "./examples"], 3),
         (["ARTIFACT", "--model", MODEL], 2),
-        (["ARTIFACT", *DUMMY, "--dummy-weights", "Qwen3-8B", "--device=cpu"], 1),
+        (["ARTIFACT", "--dummy-weights", "Qwen3-8B", "--device=cpu"], 1),
     ],
 )
 def test_subjects_that_cannot_be_measured_are_one_line(

@@ -26,6 +26,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.registry.store import Record, Store
 from oscar_zoo.serving import doctor
+from oscar_zoo.serving.params import DoctorParams
 
 TINY = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
 SECOND = ArtifactId("tiny-qwen3-hard", "second")
@@ -370,7 +371,11 @@ def test_a_hub_that_hangs_in_any_other_way_is_given_up_too(monkeypatch: pytest.M
     )
     pipe = os.pipe()
     try:
-        found = [f for f in doctor.examine(["file:/somewhere"]) if f.topic == "hub"]
+        found = [
+            f
+            for f in doctor.examine(DoctorParams(("file:/somewhere",))).findings
+            if f.topic == "hub"
+        ]
     finally:
         os.close(pipe[1])
     assert [f.state for f in found] == ["failed"] and "did not answer within 0 s" in found[0].detail

@@ -159,19 +159,6 @@ def test_words_of_other_programs(typed: str, ours: str, capsys: pytest.CaptureFi
     assert first == second
 
 
-@pytest.mark.parametrize(
-    ("typed", "serve", "chat"),
-    [
-        (["Qwen3-8B"], "serve Qwen3-8B --detach", "chat Qwen3-8B"),
-        (["./a b", "--port", "1"], "serve './a b' --detach --port 1", "chat"),
-        (["X", "Why so?", "--", "--tp=2"], "serve X --detach -- --tp=2", "chat X 'Why so?'"),
-        ([], "serve NAME --detach", "chat"),
-    ],
-)
-def test_run_is_two_commands(typed: list[str], serve: str, chat: str, cli: Cli) -> None:
-    assert cli.refused(2, "run", *typed).endswith(f"oscar-zoo {serve} && oscar-zoo {chat}\n")
-
-
 def test_no_command_prints_the_help(cli: Cli) -> None:
     assert cli(2) == "" and cli.err.startswith("Usage: oscar-zoo")
     assert all(name in cli.err for name in main.COMMANDS)

@@ -23,7 +23,6 @@ from tiny_models import change_config
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command
-from oscar_zoo.cli.engine_flags import OURS
 from oscar_zoo.engines import served_artifact, setting_flags, settings
 from oscar_zoo.engines.sglang.launch.plan import check_port_free
 from oscar_zoo.errors import ServerFailed
@@ -155,11 +154,6 @@ def test_no_key_is_ever_printed(tmp_path: Path, cli: Cli, artifact: Path) -> Non
     for words in (["--api-key", "secret-canary"], ["--api-key=secret-canary"]):
         line = cli.refused(2, "serve", "X", *words)
         assert "goes behind --" in line and "canary" not in line
-
-
-@pytest.mark.parametrize(("flag", "ours"), OURS.items())
-def test_flags_of_other_servers_have_a_name_here(flag: str, ours: str, cli: Cli) -> None:
-    assert ours.lower() in cli.refused(2, "serve", "X", flag, "1").lower()
 
 
 def test_the_zoo_says_on_how_many_gpus(

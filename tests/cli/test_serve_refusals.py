@@ -137,7 +137,7 @@ CASES: dict[str, tuple[Spoil, int, str]] = {
         "--trust-remote-code",
     ),
     "an encoder": (config(is_encoder_decoder=True), 1, "is an encoder-decoder model"),
-    "no config.json": (lambda t: t.remove("config.json"), 1, "no config.json"),
+    "no config.json": (lambda t: t.remove("config.json"), 3, "no config.json"),
     "a broken config.json": (lambda t: t.broken(), 1, "config.json is not JSON"),
     "no weights": (lambda t: t.remove("model.safetensors"), 1, "no *.safetensors weights"),
     "a misspelt variable": (
@@ -150,11 +150,7 @@ CASES: dict[str, tuple[Spoil, int, str]] = {
         2,
         "Unset SGLANG_USE_HND_KVCACHE",
     ),
-    "a flag that SGLang completes": (
-        words("--", "--speculative-algo=DFLASH"),
-        2,
-        "--speculative-algorithm does",
-    ),
+    "a flag SGLang completes": (words("--", "--speculative-algo=DFLASH"), 2, "-algorithm does"),
     "a flag that opens a port": (words("--", "--grpc-port=1"), 2, "--grpc-port is not allowed"),
     "more ranks than the CPU has places for": (
         lambda t: [
@@ -165,11 +161,7 @@ CASES: dict[str, tuple[Spoil, int, str]] = {
         "SGLANG_CPU_OMP_THREADS_BIND names 2 of 3",
     ),
     "more memory than there is": (words("--", "--mem-fraction-static=8"), 2, "is no share of"),
-    "groups that no row can be cut into": (
-        words("--", "--oscar-group-size=48"),
-        2,
-        "a group size of 48 does not go with",
-    ),
+    "groups that cut no row": (words("--", "--oscar-group-size=48"), 2, "a group size of 48"),
     "a value of the cache": (words("--", "--oscar-sink-size=-1"), 2, "--oscar-sink-size '-1'"),
     "no number of GPUs": (words("--", "--tensor-parallel=many"), 2, "--tp 'many'"),
 }
@@ -266,6 +258,10 @@ def indexed(model: Path, file: str) -> None:
     (model / "model.safetensors.index.json").write_text(index)
 
 
+def holding(file: str, data: bytes) -> Callable[[Path], object]:
+    return lambda model: (model / file).write_bytes(data)
+
+
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 9\n"
 SPOILT: dict[str, Callable[[Path], object]] = {
     "a tensor is lost": lambda model: without(model, "layers.2.self_attn.k_proj"),
@@ -275,19 +271,13 @@ SPOILT: dict[str, Callable[[Path], object]] = {
     "an index of files that are not there": lambda model: indexed(model, '"a.safetensors"'),
     "an index of files elsewhere": lambda model: indexed(model, '"../../a.safetensors"'),
     "an index of numbers": lambda model: indexed(model, "5"),
-    "an index that is a pointer": lambda model: (
-        model / "model.safetensors.index.json"
-    ).write_bytes(POINTER),
-    "a template that is a pointer": lambda model: (model / "chat_template.jinja").write_bytes(
-        POINTER
-    ),
-    "an empty generation_config.json": lambda model: (model / "generation_config.json").write_bytes(
-        b""
-    ),
-    "weights that are a pointer": lambda model: (model / "model.safetensors").write_bytes(POINTER),
-    "a tokenizer that is a pointer": lambda model: (model / "tokenizer.json").write_bytes(POINTER),
-    "a tokenizer that is a page": lambda model: (model / "tokenizer.json").write_text("<html>"),
-    "an empty tokenizer": lambda model: (model / "tokenizer.json").write_bytes(b""),
+    "an index that is a pointer": holding("model.safetensors.index.json", POINTER),
+    "a template that is a pointer": holding("chat_template.jinja", POINTER),
+    "an empty generation_config.json": holding("generation_config.json", b""),
+    "weights that are a pointer": holding("model.safetensors", POINTER),
+    "a tokenizer that is a pointer": holding("tokenizer.json", POINTER),
+    "a tokenizer that is a page": holding("tokenizer.json", b"<html>"),
+    "an empty tokenizer": holding("tokenizer.json", b""),
     "other heads": lambda model: (model / "config.json").write_text(
         json.dumps(json.loads((EXAMPLE / "config.json").read_bytes()) | {"num_attention_heads": 8})
     ),

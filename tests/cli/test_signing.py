@@ -273,11 +273,19 @@ def test_an_unsigned_version_stays_unsigned(
     assert not signature_on(hub).exists() and not (folder / SIGNATURE_NAME).exists()
 
 
-def test_a_mirror_keeps_the_signature(cli: Cli, hub: str, tmp_path: Path, key: Path) -> None:
+def test_a_mirror_keeps_the_signature_and_a_copy_the_key_of_its_own_hub(
+    cli: Cli, hub: str, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     there = f"file:{tmp_path}/mirror"
     cli(0, "mirror", hub, there, "--all", "--create")
     assert signature_on(there).read_bytes() == signature_on(hub).read_bytes()
-    cli(0, "pull", NAME, "--hub", there, REQUIRED, "--key", public_file(key))
+    (Path(there[5:]) / "timestamp.json").unlink()
+    cli(0, "pull", NAME, "--hub", hub)
+    (pulled,) = cli.json(0, "pull", NAME, "--no-lock", "--hub", there)["artifacts"]
+    (copy,) = cli.json(0, "info", NAME, "--hub", there)["installed"]
+    assert pulled["signature"] == copy["signature"] and copy["signature"]["state"] == "valid"
+    cli(0, "pull", NAME, "--no-lock", "--hub", there, REQUIRED, "--key", public_file(key))
 
 
 def test_a_mirror_leaves_out_what_is_no_signature(cli: Cli, hub: str, tmp_path: Path) -> None:

@@ -258,11 +258,11 @@ def test_an_interrupt_says_how_to_go_on(
     if saved:
         (work / "capture").mkdir(parents=True)
         (work / "capture" / STATE).write_text("{}")
-    with pytest.raises(KeyboardInterrupt) as caught, kept_for_resume(work):
+    with pytest.raises(KeyboardInterrupt) as caught, kept_for_resume(work, anew=saved):
         raise KeyboardInterrupt
     aborted = click.Abort()
     aborted.__cause__ = caught.value  # what click makes of it
     main._report(aborted, as_json=False)
     line = capsys.readouterr().err
     assert "nothing was left half-written" in line
-    assert (f"is kept in {work}" in line) == saved == work.exists()
+    assert (f"is kept in {work}" in line) == ("--no-resume" in line) == saved == work.exists()

@@ -14,7 +14,7 @@ from architectures import write_architecture
 from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.specs import Clip
-from oscar_zoo.cli.commands.compute import command
+from oscar_zoo.cli.verbs import verb
 from oscar_zoo.compute.compute import CALIB_TOKENS, compute_artifact, plan_job, run
 from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.compute.obtain import plan_computing
@@ -53,7 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_command_line_has_the_defaults_of_python() -> None:
     given = inspect.signature(compute_artifact).parameters
-    with command.make_context("compute", ["a-model"]) as context:
+    with verb("compute").make_context("compute", ["a-model"]) as context:
         typed = dict(context.params)
     for name, parameter in given.items():
         if name not in ("model", "observer", "tune"):

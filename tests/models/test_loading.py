@@ -63,7 +63,7 @@ def test_yarn_is_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("config.json", InvalidModel),
+        ("config.json", PathNotFound),
         ("model.safetensors", InvalidModel),
         ("tokenizer.json", InvalidModel),
         (".", PathNotFound),

@@ -45,6 +45,25 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert json.loads(file.path.read_bytes())["schema"] == "oscar-zoo.lock/1"
 
 
+@pytest.mark.parametrize(
+    ("hub", "written"),
+    [
+        ("file:/home/me/work/zoo", "file:zoo"),
+        ("file:/home/me/.local/zoo", "file:../.local/zoo"),
+        ("file:/srv/zoo", "file:/srv/zoo"),
+        ("hf:org/zoo", "hf:org/zoo"),
+    ],
+)
+def test_a_lock_names_a_folder_as_it_lies_to_itself(tmp_path: Path, hub: str, written: str) -> None:
+    """It is committed, and a home folder has another name elsewhere."""
+    there = pin().model_copy(update={"hub": hub})
+    near = Pins.empty().with_pin(there).seen_from(Path("/home/me/work"))
+    assert near.artifacts[0].hub == written
+    file = PinFile(tmp_path / LOCK_NAME)
+    record(file, there := pin().model_copy(update={"hub": f"file:{tmp_path}/zoo"}))
+    assert file.read().artifacts == (there,) and str(tmp_path) not in file.path.read_text()
+
+
 def test_the_same_bytes_keep_their_first_pin_and_the_file_untouched(tmp_path: Path) -> None:
     file = PinFile(tmp_path / LOCK_NAME)
     record(file, pin())

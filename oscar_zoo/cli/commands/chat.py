@@ -25,11 +25,14 @@ _NAME = re.compile("[A-Za-z0-9._:@/~-]+")
 
 def _body(as_json: bool, **values: Any) -> int:
     from oscar_zoo.cli.render.chat import answer, talk
+    from oscar_zoo.registry.targets import choose_model
     from oscar_zoo.verb import as_json as plain
 
     params = ChatParams(**values)
     if params.server and params.question is None and not _NAME.fullmatch(params.server):
         params = replace(params, server=None, question=params.server)
+    if params.model:  # before a question is missed: where it is no model, that is the mistake
+        choose_model(params.model)
     session = None if params.model else _of_server(params)
     talks = params.question is None and sys.stdin.isatty()
     question = (params.question or ("" if talks else sys.stdin.read())).strip("\r\n")

@@ -76,8 +76,7 @@ def _serve(params: ServeParams, observer: TerminalObserver, *, quiet: bool, as_j
         except ServerFailed as error:
             if not as_json:
                 raise
-            # stdout has its one object already
-            terminal.print_error(error.code, error.message, error.hint, as_json=False)
+            terminal.print_failure(error)  # stdout has its one object already
             return 1
     return 0
 

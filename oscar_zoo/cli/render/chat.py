@@ -71,7 +71,7 @@ def _turn(chat: ChatSession, text: str) -> None:
         elif text:
             answer(chat, text)
     except OscarZooError as error:
-        terminal.print_error(error.code, error.message, error.hint, as_json=False)
+        terminal.print_failure(error)
 
 
 def _typed() -> tuple[str, bool]:
@@ -109,11 +109,8 @@ def _show(parts: Iterator[str]) -> None:
     try:
         for part in parts:
             begun = True
-            sys.stdout.write(
-                "\n".join(
-                    terminal.printable(line) for line in part.replace("\t", "    ").split("\n")
-                )
-            )
+            lines = part.replace("\t", "    ").split("\n")
+            sys.stdout.write("\n".join(map(terminal.printable, lines)))
             sys.stdout.flush()
     except (OscarZooError, SystemExit):
         if begun:

@@ -23,12 +23,7 @@ from oscar_zoo.site import info
 from oscar_zoo.site.info import Description, Files, Memory
 from oscar_zoo.site.params import InfoParams
 
-_ASKED = {
-    "compute": "compute",
-    "eval": "eval",
-    "serve_cpu": "serve on CPU",
-    "serve_gpu": "serve on GPU",
-}
+_ASKED = {"serve_cpu": "serve on CPU", "serve_gpu": "serve on GPU"}
 
 
 def run(params: InfoParams, observer: Observer = SILENT) -> Description:
@@ -54,7 +49,7 @@ def print_facts(found: Description, params: InfoParams, *, quiet: bool) -> None:
     for what, answer in works.items():
         joint = ", tried with " if answer.state == "works" else ": "
         detail = f"{joint}{answer.how}" if answer.how else ""
-        terminal.fact(_ASKED[what], f"{answer.state}{detail}")
+        terminal.fact(_ASKED.get(what, what), f"{answer.state}{detail}")
     if found.memory:
         _print_memory(found.name if recipe else None, found.memory)
     if recipe:
@@ -130,9 +125,8 @@ def print_manifest(manifest: Manifest, measured: Measured | None) -> None:
             seen = ", ".join(used.overlaps_with)
             terminal.fact("warning", f"calibrated on evaluation data: {seen}")
     if measured is not None:
-        lines = (("perplexity", measured.perplexity_line), ("recall", measured.recall_line))
-        for label, text in lines:
-            terminal.fact(label, f"{text or unknown}, {measured.by}")
+        terminal.fact("perplexity", f"{measured.perplexity_line or unknown}, {measured.by}")
+        terminal.fact("recall", f"{measured.recall_line or unknown}, {measured.by}")
 
 
 def geometry_line(geometry: Geometry) -> str:
@@ -164,24 +158,17 @@ def _print_memory(name: str | None, memory: Memory) -> None:
     """The lines of `info`; `name` is what `fit-gpu` calls the model, where it knows it."""
     weights = memory["weights_bytes"]
     int2, bf16 = memory["int2_token_bytes"], memory["bf16_token_bytes"]
-    size = (
-        "weights not known to the zoo"
-        if weights is None
-        else f"weights {terminal.gigabytes(weights)} ({memory['weights_source']})"
-    )
+    size = "weights not known to the zoo"
+    if weights is not None:
+        size = f"weights {terminal.gigabytes(weights)} ({memory['weights_source']})"
     request = terminal.megabytes(memory["window_bytes_per_request"])
     states = " and its states" if memory["state_bytes_per_request"] else ""
-    terminal.fact(
-        "memory",
-        f"estimate: {size}; cache per token {int2 / 1e3:.1f} kB INT2, {bf16 / 1e3:.1f} kB BF16",
-    )
+    each = f"cache per token {int2 / 1e3:.1f} kB INT2, {bf16 / 1e3:.1f} kB BF16"
+    terminal.fact("memory", f"estimate: {size}; {each}")
     terminal.fact("", f"and {request} per running request for its BF16 tokens{states}")
     if weights is None:
-        terminal.fact(
-            "",
-            f"1 GB of cache holds {_count(10**9 // int2)} tokens INT2, {_count(10**9 // bf16)}"
-            " BF16",
-        )
+        held = f"{_count(10**9 // int2)} tokens INT2, {_count(10**9 // bf16)} BF16"
+        terminal.fact("", f"1 GB of cache holds {held}")
         return
     for card in memory["gpus"]:
         terminal.fact("fits", f"{_cards(card)}: {_fits(name, memory, card)}")
@@ -200,29 +187,19 @@ def _fits(name: str | None, memory: Memory, card: Mapping[str, Any]) -> str:
     if tokens is None:
         missing = f"the zoo does not know {memory['other_layers_unknown']}"
         size = f"{round(card['memory_bytes'] / (1 << 30), 3):g}GiB"
-        return missing + (
-            f"; a range: oscar-zoo fit-gpu {name} --gpu-memory {size}" if name else ""
-        )
+        more = f"; a range: oscar-zoo fit-gpu {name} --gpu-memory {size}"
+        return missing + more * bool(name)
     if tokens == 0:
         states = ", windows and states" if memory["state_bytes_per_request"] else " and windows"
         return f"no, weights{states} leave no room for a cache"
     running, others = card["int2_requests"], card["bf16_requests"]
+    int2, bf16 = f"about {_count(tokens)} tokens INT2", f"{_count(plain)} BF16"
     if running == others:
-        return (
-            f"about {_count(tokens)} tokens INT2, {_count(plain)} BF16, with {running} requests at"
-            " a time"
-        )
-    return (
-        f"about {_count(tokens)} tokens INT2 with {running} requests at a time, {_count(plain)}"
-        f" BF16 with {others}"
-    )
+        return f"{int2}, {bf16}, with {running} requests at a time"
+    return f"{int2} with {running} requests at a time, {bf16} with {others}"
 
 
 def _count(number: int) -> str:
-    return (
-        f"{number / 1e6:.2f} M"
-        if number >= 10**6
-        else f"{number / 1e3:.0f} k"
-        if number >= 10**4
-        else f"{number:,}"
-    )
+    if number >= 10**6:
+        return f"{number / 1e6:.2f} M"
+    return f"{number / 1e3:.0f} k" if number >= 10**4 else f"{number:,}"

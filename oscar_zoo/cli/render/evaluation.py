@@ -16,19 +16,7 @@ from oscar_zoo.evaluate.shared import cache_title, length_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oscar_zoo.evaluate.outcome import (
-        AgainstReport,
-        AgainstRow,
-        BenchmarkReport,
-        EvalReport,
-        EvalRow,
-        FailedServer,
-        Perplexities,
-        RulerReport,
-        ServerReport,
-        ServerRow,
-        SessionsReport,
-    )
+    from oscar_zoo.evaluate import outcome
 
 _VALUES = {"sink": "SINK", "recent": "RECENT", "clip": "CLIP", "group_size": "GROUP"}
 """Columns of what may differ between rows of one cache."""
@@ -37,7 +25,7 @@ _SHORT = {"bf16": "BF16", "artifact": "INT2"}
 _WINDOWS: Mapping[str | None, str] = {"lent": "†", "none": "‡"}
 
 
-def print_report(report: EvalReport, data: str) -> None:
+def print_report(report: outcome.EvalReport, data: str) -> None:
     """One line per cache, with the change against BF16, and what an element costs in long
     sequences; `data` is the text that was measured on."""
     terminal.out().print(_measured(report.rows, report.length))
@@ -52,7 +40,7 @@ def print_report(report: EvalReport, data: str) -> None:
         terminal.out().print(f"Scores: {terminal.clean(path_text(report.record))}")
 
 
-def _measured(rows: Sequence[EvalRow], length: int) -> Table:
+def _measured(rows: Sequence[outcome.EvalRow], length: int) -> Table:
     """Bits and results of every row; `length` is that of the sequences in tokens."""
     base, changed = rows[0].perplexity, _changed(rows)
     columns = [*changed.values(), "BITS", f"BITS AT {length_text(length)}"]
@@ -71,11 +59,11 @@ def _measured(rows: Sequence[EvalRow], length: int) -> Table:
     return table
 
 
-def print_bits(rows: Sequence[EvalRow]) -> None:
+def print_bits(rows: Sequence[outcome.EvalRow]) -> None:
     """Bits of an element in long sequences: a line where all rows have the same, else a table."""
     changed = {name: head for name, head in _changed(rows).items() if name != "clip"}
     heads = [length_text(int(tokens)) for tokens in rows[-1].bits_per_element_at]
-    several: dict[tuple[object, ...], EvalRow] = {}
+    several: dict[tuple[object, ...], outcome.EvalRow] = {}
     for row in rows[1:]:
         several.setdefault(tuple(row.changes.get(name) for name in changed), row)
     first, last = next(iter(several.values())), rows[-1]
@@ -95,12 +83,12 @@ def print_bits(rows: Sequence[EvalRow]) -> None:
     terminal.out().print(table)
 
 
-def _changed(rows: Sequence[EvalRow]) -> dict[str, str]:
+def _changed(rows: Sequence[outcome.EvalRow]) -> dict[str, str]:
     """The columns of `_VALUES` that these rows need."""
     return {name: head for name, head in _VALUES.items() if name in rows[-1].changes}
 
 
-def print_sessions(report: SessionsReport) -> None:
+def print_sessions(report: outcome.SessionsReport) -> None:
     """One line per cache: the divergence by position, and what becomes of calls and names."""
     heads = [f"TO {length_text(int(end))}" for end in report.rows[0].divergence_to]
     columns = ["BITS", "KL, nats", *heads, "CALLS PARSE", "SAME", "TOKENS", "RECALL"]
@@ -122,7 +110,7 @@ def print_sessions(report: SessionsReport) -> None:
     )
 
 
-def print_against(report: AgainstReport) -> None:
+def print_against(report: outcome.AgainstReport) -> None:
     """One line per cache, by bits, with the Pareto-optimal ones marked."""
     short, long = length_text(report.length), length_text(int(LONG))
     table = terminal.table(
@@ -151,7 +139,7 @@ def print_against(report: AgainstReport) -> None:
     )
 
 
-def _losses(row: AgainstRow) -> tuple[str, str]:
+def _losses(row: outcome.AgainstRow) -> tuple[str, str]:
     """Divergence, and the change of perplexity in percent, with their standard errors."""
     if row.cache == "bf16":
         return "0", f"{row.perplexity:,.3f}"
@@ -163,7 +151,7 @@ def _losses(row: AgainstRow) -> tuple[str, str]:
     return kl, f"{change} %"
 
 
-def print_servers(found: ServerReport) -> None:
+def print_servers(found: outcome.ServerReport) -> None:
     """A line per server, then every violation."""
     console, rows = terminal.out(), found.servers
     table = terminal.table(
@@ -195,7 +183,7 @@ def print_servers(found: ServerReport) -> None:
             console.print(f"chunk {row.chunk}, page {row.page_size}: {terminal.clean(violation)}")
 
 
-def print_failures(failures: Sequence[FailedServer]) -> None:
+def print_failures(failures: Sequence[outcome.FailedServer]) -> None:
     """A line on stderr for every server that gave no answers."""
     for one in failures:
         message = f"{one.server}: {one.error.message}"
@@ -227,14 +215,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _perplexity(found: Perplexities | None) -> tuple[str, str, str]:
+def _perplexity(found: outcome.Perplexities | None) -> tuple[str, str, str]:
     """That of the server and of the reference, and how far they are apart."""
     if found is None:
         return "-", "-", "-"
     return f"{found.server:,.4f}", f"{found.reference:,.4f}", f"{100 * found.deviation:+.3f} %"
 
 
-def _recall(row: ServerRow) -> list[str]:
+def _recall(row: outcome.ServerRow) -> list[str]:
     if (recall := row.recall) is None:
         return ["-", "-", "-"]
     return [
@@ -246,7 +234,7 @@ def _recall(row: ServerRow) -> list[str]:
 _CACHES = {"int2": "INT2", "fp8": "FP8"}
 
 
-def print_benchmarks(found: BenchmarkReport) -> None:
+def print_benchmarks(found: outcome.BenchmarkReport) -> None:
     """The table, a sentence per comparison, and where the scores are."""
     table = terminal.table(
         "TASK", "N", "BF16", "CACHE", "SCORE", "DIFFERENCE", "95 % INTERVAL", "CUT",
@@ -294,7 +282,7 @@ def _sentence(score: Score) -> str:
     )
 
 
-def print_ruler(report: RulerReport, params: object = None, *, quiet: bool = False) -> None:
+def print_ruler(report: outcome.RulerReport, params: object = None, *, quiet: bool = False) -> None:
     """A row per cache with the share of right answers at every length, then the depths of the
     longest prompts."""
     lengths = report.lengths
@@ -316,7 +304,7 @@ def print_ruler(report: RulerReport, params: object = None, *, quiet: bool = Fal
     terminal.out().print(f"Whole answers; {text}; the first table has the mean over families")
 
 
-def _families(report: RulerReport) -> Table:
+def _families(report: outcome.RulerReport) -> Table:
     """A row per family, with all lengths together."""
     from oscar_zoo.evaluate.ruler_prompts import FAMILIES
 
@@ -329,7 +317,7 @@ def _families(report: RulerReport) -> Table:
     return table
 
 
-def _depths(report: RulerReport, length: int) -> Table:
+def _depths(report: outcome.RulerReport, length: int) -> Table:
     """A row per cache: how it does by depth at one length."""
     places = [f"{depth:.0%}" for depth in report.places]
     head = f"DEPTH, {length:,} TOKENS"

@@ -9,7 +9,7 @@ _MARK = 12
 """Columns of the state of a finding."""
 
 
-def print_findings(report: DoctorReport) -> None:
+def print_findings(report: DoctorReport, _params: object, *, quiet: bool) -> None:
     """A line for each finding, and what to do about it."""
     for finding in report.findings:
         word = "FAILED" if finding.state == "failed" else finding.state
@@ -21,6 +21,10 @@ def print_findings(report: DoctorReport) -> None:
         )
         if finding.step is not None:
             terminal.labelled(" " * _MARK, f"next: {finding.step}")
-    failed = sum(finding.state == "failed" for finding in report.findings)
+    many = sum(finding.state == "failed" for finding in report.findings)
     result = "Usable" if report.usable else "Not usable"
-    terminal.note(result + (f"; {failed} failed." if failed else "."))
+    terminal.note(result + (f"; {many} failed." if many else "."))
+
+
+def failed(report: DoctorReport, _params: object, *, quiet: bool) -> int:
+    return int(any(finding.state == "failed" for finding in report.findings))

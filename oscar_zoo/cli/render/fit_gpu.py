@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.terminal import counted
 from oscar_zoo.engines.sglang.capacity import RULES
 from oscar_zoo.engines.sglang.sizing import FEWEST, MOST, SHARE, STEP
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST
@@ -16,13 +17,14 @@ from oscar_zoo.serving.fit_gpu import (
     FittingCache,
 )
 from oscar_zoo.serving.memory import fetch_config
+from oscar_zoo.serving.params import FitGpuParams
 
 _VERDICTS = {True: "fits", False: "does not fit", None: "not known"}
 
 
-def print_fit(report: FitReport, *, verdict: bool) -> None:
-    """The answer, and a row for each kind of cache; with `verdict` also whether the requests that
-    were asked for fit."""
+def print_fit(report: FitReport, params: FitGpuParams, *, quiet: bool) -> None:
+    """The answer, and a row for each kind of cache, also whether requests that were asked for
+    fit."""
     terminal.prose(_answer(report))
     if report.unknown is not None:
         terminal.prose(_missing(report))
@@ -32,10 +34,10 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
     if report.memory_source != GIVEN:
         terminal.prose(report.memory_source)
     if report.gpus_source == OF_RECIPE:
-        terminal.prose(f"Its recipe asks for {_many(report.gpus, 'GPU')}; --tp is another number")
+        terminal.prose(f"Its recipe asks for {counted(report.gpus, 'GPU')}; --tp is another number")
     if report.room == 0:
         return
-    _print_table(report, verdict=verdict)
+    _print_table(report, verdict=params.requests is not None)
     terminal.prose(
         f"INT2 stores {report.bits:g} bits per element with its scales ({report.bits_source})"
     )
@@ -87,7 +89,9 @@ def percent(share: float) -> str:
 
 def _answer(report: FitReport) -> str:
     """The first line: how many tokens fit, or how many GPUs are enough."""
-    where = f"{report.model} on {_many(report.gpus, 'GPU')} of {terminal.gibibytes(report.memory)}"
+    where = (
+        f"{report.model} on {counted(report.gpus, 'GPU')} of {terminal.gibibytes(report.memory)}"
+    )
     if report.fits is False:
         return f"{where} does not fit: {_too_small(report)}. {_enough(report)}"
     int2, bf16 = report.of_kind("INT2"), report.of_kind("BF16")
@@ -135,7 +139,7 @@ def _no_tokens(report: FitReport, int2: FittingCache) -> str:
     room = f"leave room for {int2.most_tokens:,} tokens with INT2"
     if int2.state_bytes:
         return f"weights, windows and states {room}"
-    windows = f"the windows of {_many(report.requests, 'request')}"
+    windows = f"the windows of {counted(report.requests, 'request')}"
     beside = int2.request_bytes * report.requests
     if beside >= report.room:
         left = terminal.gigabytes(report.room)
@@ -151,14 +155,10 @@ def _enough(report: FitReport) -> str:
     if number is None:
         return "One such GPU is too small, and no number of them that can share its cache is enough"
     share = "are enough" if report.other_layers else "may be enough"
-    many = f"{_many(number, 'GPU')} of this size {share}: --tp {number}"
+    many = f"{counted(number, 'GPU')} of this size {share}: --tp {number}"
     if number > MACHINE_GPUS:
         return f"{many}; `serve` runs on one machine, and most have {MACHINE_GPUS} at most"
     return many
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _about(number: int) -> str:

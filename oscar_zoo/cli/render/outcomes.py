@@ -32,9 +32,7 @@ def headline(outcome: Outcome) -> str:
     told = any(check.state == "failed" for check in outcome.checks)
     match outcome:
         case Verified():
-            what = {"fp64": "to float64 rounding", "fp32": "to float32 rounding only"}[
-                outcome.grade
-            ]
+            what = "to float64 rounding" if outcome.grade == "fp64" else "to float32 rounding only"
             return f"verified to level {outcome.level}, {what}"
         case DigestMismatch():
             if told:
@@ -58,19 +56,13 @@ def next_step(
         case Verified():
             return None
         case Rejected(code="layers.gaps"):
-            return (
-                "name the model so that its attention layers are known: oscar-zoo verify PATH"
-                " --model NAME"
-            )
+            known = "name the model so that its attention layers are known"
+            return f"{known}: oscar-zoo verify PATH --model NAME"
         case Rejected(code="layers.missing" | "layers.extra") | Rejected(stage="model"):
+            why = "it fits another model; name the one it is for with --model"
             if model is not None:
-                return (
-                    f"it does not fit {model}; name the model that it was made for, or see:"
-                    " oscar-zoo list"
-                )
-            return (
-                "it fits another model; name the one it is for with --model, or see: oscar-zoo list"
-            )
+                why = f"it does not fit {model}; name the model that it was made for"
+            return f"{why}, or see: oscar-zoo list"
         case DigestMismatch(want=want) if want == digest:
             return "do not use this copy, or compare with the digest of the version that it is"
         case Unreadable(hint=str(hint)):
@@ -82,10 +74,8 @@ def next_step(
         case Rejected(code="v-is-k" | "k-is-v"):
             return "the two files look swapped; swap them and verify again"
         case Rejected(code="incomplete_pair", path=str(path)):
-            return (
-                f"{path} is alone; put the other file of the pair beside it, or move it away if it"
-                " is no rotation"
-            )
+            beside = "put the other file of the pair beside it"
+            return f"{path} is alone; {beside}, or move it away if it is no rotation"
         case Rejected(path=str(path)) if _of_another_kind(outcome, path):
             return "this is no rotation; give a rotation file or a folder that holds a K/V pair"
         case Rejected(code="pickle.opcode" | "pickle.global"):
@@ -99,9 +89,8 @@ def next_step(
                 " compute it again: oscar-zoo compute MODEL --output-dir DIR --force"
             )
         case Unsupported() | Unreadable():
-            return (
-                "give a rotation file or a folder with a K/V pair, and check that you may read it"
-            )
+            file = "a rotation file or a folder with a K/V pair"
+            return f"give {file}, and check that you may read it"
         case _:
             assert_never(outcome)
 
@@ -109,14 +98,10 @@ def next_step(
 def _of_another_kind(outcome: Outcome, path: str) -> bool:
     """Whether the file `path` of an artifact is all that was named, and has no field of a rotation
     file, or not even the name of one."""
-    match outcome:
-        case Rejected(code="schema.foreign"):
-            other = True
-        case Rejected(stage="container"):
-            other = not path.endswith(SUFFIX)
-        case _:
-            other = False
-    return other and Path(outcome.label).name == path
+    if not isinstance(outcome, Rejected) or Path(outcome.label).name != path:
+        return False
+    other = outcome.stage == "container" and not path.endswith(SUFFIX)
+    return other or outcome.code == "schema.foreign"
 
 
 def print_report(report: VerifyReport, params: VerifyParams, *, quiet: bool) -> None:
@@ -136,9 +121,7 @@ def print_report(report: VerifyReport, params: VerifyParams, *, quiet: bool) -> 
 
 def print_outcome(path: str, outcome: Outcome) -> None:
     """The report of one artifact: a headline, then one line per check."""
-    word, mark = ("OK", "[green]OK[/]")
-    if not isinstance(outcome, Verified):
-        word, mark = "FAILED", "[red]FAILED[/]"
+    word, mark = ("OK", "[green]OK[/]") if outcome.ok else ("FAILED", "[red]FAILED[/]")
     label = f"[bold]{terminal.clean(path)}[/]  {mark}  "
     plain = f"{terminal.printable(path)}  {word}  "
     terminal.labelled(label, headline(outcome), plain_label=plain)
@@ -148,11 +131,8 @@ def print_outcome(path: str, outcome: Outcome) -> None:
     if isinstance(outcome, Verified):
         terminal.labelled("  digest         ", outcome.digest)
         for code in outcome.warnings:
-            terminal.labelled(
-                "  [yellow]warning[/]        ",
-                f"{warning_text(code)} ({code})",
-                plain_label="  warning        ",
-            )
+            label, plain = (f"  {one}        " for one in ("[yellow]warning[/]", "warning"))
+            terminal.labelled(label, f"{warning_text(code)} ({code})", plain_label=plain)
 
 
 def _print_check(check: Check) -> None:

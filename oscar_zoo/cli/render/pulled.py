@@ -30,7 +30,7 @@ def print_report(report: PullReport, params: PullParams, *, quiet: bool) -> None
         text = f"note: pinned in {place}; commit it, or pull with --no-lock to do without"
         terminal.note(text, quiet=quiet)
     for error in report.errors:
-        terminal.print_error(error.code, error.message, error.hint, as_json=False)
+        terminal.print_failure(error)
 
 
 def _place(path: Path) -> str:
@@ -94,10 +94,8 @@ def _print_offered(offered: Offered) -> None:
     if offered.already_present:
         console.print(f"Already here: {reference}  {offered.digest}")
         return
-    size, hub = (
-        terminal.megabytes(sum(file.size for file in offered.files)),
-        terminal.clean(offered.hub),
-    )
+    size = terminal.megabytes(sum(file.size for file in offered.files))
+    hub = terminal.clean(offered.hub)
     console.print(f"Would fetch {reference} from {hub}, {len(offered.files)} files, {size}")
     for file in offered.files:
         path, size = terminal.clean(file.path), terminal.megabytes(file.size)

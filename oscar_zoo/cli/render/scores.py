@@ -7,7 +7,6 @@ from shlex import quote
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.listing import no_artifacts
-from oscar_zoo.cli.render.site import print_failure
 from oscar_zoo.next_step import Compute, capitalized
 from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.measured import Measured
@@ -94,7 +93,7 @@ def print_added(report: AddedScores, params: AddScoresParams, *, quiet: bool) ->
             terminal.note(f"Next: ask its owner to merge {one.proposal}", quiet=quiet)
         elif one.changed:
             terminal.note(f"Next: oscar-zoo scores {one.id.reference}", quiet=quiet)
-    print_failure(report.error)
+    terminal.print_failure(report.error)
 
 
 def _value(score: Score | None) -> str:

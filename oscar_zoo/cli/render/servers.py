@@ -9,7 +9,7 @@ from oscar_zoo.serving.params import ENGINES, LogsParams, StopParams
 from oscar_zoo.serving.servers import EndedServer, LogsReport, PsReport, StopReport
 
 
-def print_servers(report: PsReport) -> None:
+def print_servers(report: PsReport, _: object, *, quiet: bool) -> None:
     """The table, and a line about each server that ended by itself, with the next step."""
     if report.servers:
         heads = "PORT MODEL ARTIFACT ENGINE STATE CANARY UP PID URL".split()

@@ -7,34 +7,24 @@ import contextlib
 import click
 
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.errors import OscarZooError
 from oscar_zoo.site.build import BuiltSite, serving
 from oscar_zoo.site.cache import CacheChecks, CacheFolder, Freed, RemovedArtifacts, Stored
 from oscar_zoo.site.card import Card
-from oscar_zoo.site.params import (
-    CacheDirParams,
-    CacheGcParams,
-    CacheListParams,
-    CacheRmParams,
-    CacheVerifyParams,
-    CardParams,
-    SiteParams,
-    WritingParams,
-)
+from oscar_zoo.site.params import SiteParams
 from oscar_zoo.site.status import StatusReport
 
 
-def print_card(made: Card, params: CardParams, *, quiet: bool) -> None:
+def print_card(made: Card, _: object, *, quiet: bool) -> None:
     """The card itself, or where it was written."""
     if made.output is None:
         click.echo(made.content.decode("utf-8", "replace"), nl=False)
         return
     beside = f", its report beside it: {len(made.report)} files" if made.report else ""
-    many = _count(len(made.artifacts), "artifact")
+    many = terminal.counted(len(made.artifacts), "artifact")
     terminal.out().print(terminal.clean(f"Wrote {made.output}: {many}{beside}"))
 
 
-def print_site(built: BuiltSite, params: SiteParams, *, quiet: bool) -> None:
+def print_site(built: BuiltSite, _: object, *, quiet: bool) -> None:
     """Where it is, and what it has."""
     size = terminal.megabytes(built.nbytes)
     found = f"{built.artifacts} artifacts, {built.files} files, {size}: {built.index}"
@@ -53,7 +43,7 @@ def serve(built: BuiltSite, params: SiteParams, *, quiet: bool) -> None:
             server.serve_forever(poll_interval=0.2)
 
 
-def print_stored(stored: Stored, params: CacheListParams, *, quiet: bool) -> None:
+def print_stored(stored: Stored, _: object, *, quiet: bool) -> None:
     """The table of `cache list`."""
     if not stored.artifacts:
         terminal.note(f"Nothing is stored in {stored.folder}. Fetch something: oscar-zoo pull NAME")
@@ -72,11 +62,11 @@ def print_stored(stored: Stored, params: CacheListParams, *, quiet: bool) -> Non
         table.add_row(*map(terminal.clean, cells))
     terminal.out().print(table)
     total = terminal.megabytes(stored.nbytes)
-    count = _count(len(stored.artifacts), "artifact")
+    count = terminal.counted(len(stored.artifacts), "artifact")
     terminal.out().print(f"{count}, {total} in {terminal.clean(stored.folder)}")
 
 
-def print_checks(checks: CacheChecks, params: CacheVerifyParams, *, quiet: bool) -> None:
+def print_checks(checks: CacheChecks, _: object, *, quiet: bool) -> None:
     """A line for each artifact of `cache verify`, and how to repair it."""
     for check in checks.artifacts:
         mark = terminal.MARKS["failed" if check.problem else "ok"]
@@ -85,33 +75,38 @@ def print_checks(checks: CacheChecks, params: CacheVerifyParams, *, quiet: bool)
             terminal.out().print(f"    {terminal.clean(check.problem)}")
             terminal.note(f"Next: {check.repair}")
     intact = sum(check.problem is None for check in checks.artifacts)
-    terminal.out().print(f"{intact} of {_count(len(checks.artifacts), 'artifact')} intact")
+    terminal.out().print(
+        f"{intact} of {terminal.counted(len(checks.artifacts), 'artifact')} intact"
+    )
 
 
-def print_freed(freed: Freed, params: CacheGcParams, *, quiet: bool) -> None:
+def print_freed(freed: Freed, _: object, *, quiet: bool) -> None:
     """A line for each thing that `cache gc` removed."""
     for item in freed.removed:
         terminal.out().print(f"{item.kind:<17} {terminal.clean(item.path)}")
     done = "would free" if freed.dry_run else "freed"
-    count, room = _count(len(freed.removed), "item"), terminal.megabytes(freed.freed_bytes)
+    count, room = (
+        terminal.counted(len(freed.removed), "item"),
+        terminal.megabytes(freed.freed_bytes),
+    )
     terminal.out().print(f"{count}, {done} {room}")
     if not freed.exclusive:
         text = "Others use the store just now: unused files younger than an hour stay."
         terminal.note(text)
 
 
-def print_removed(done: RemovedArtifacts, params: CacheRmParams, *, quiet: bool) -> None:
+def print_removed(done: RemovedArtifacts, _: object, *, quiet: bool) -> None:
     """A line for each artifact that is gone."""
     for row in done.removed:
         terminal.out().print(f"Removed {terminal.clean(row['reference'])}  {row['digest']}")
 
 
-def print_folder(found: CacheFolder, params: CacheDirParams, *, quiet: bool) -> None:
+def print_folder(found: CacheFolder, _: object, *, quiet: bool) -> None:
     """The folder alone, for programs of a shell."""
     click.echo(found.path)
 
 
-def print_status(report: StatusReport, params: WritingParams, *, quiet: bool) -> None:
+def print_status(report: StatusReport, _: object, *, quiet: bool) -> None:
     """The status on each hub that has changed it, and why a later one has not."""
     for one in report.hubs:
         reference, place = terminal.clean(one.id.reference), terminal.clean(one.hub)
@@ -121,14 +116,4 @@ def print_status(report: StatusReport, params: WritingParams, *, quiet: bool) ->
         terminal.out().print(f"{verb} {state}  {reference} on {place}")
         if one.proposal is not None:
             terminal.note(f"Next: ask its owner to merge {one.proposal}", quiet=quiet)
-    print_failure(report.error)
-
-
-def print_failure(error: OscarZooError | None) -> None:
-    """Why a later hub did not take a change."""
-    if error is not None:
-        terminal.print_error(error.code, error.message, error.hint, as_json=False)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+    terminal.print_failure(report.error)

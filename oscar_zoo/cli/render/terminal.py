@@ -11,7 +11,6 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -19,10 +18,11 @@ from rich.markup import escape
 
 from oscar_zoo.cli import streams
 from oscar_zoo.cli.render import fitting_table
-from oscar_zoo.cli.render.fitting_table import WIDEST, FittingTable
+from oscar_zoo.cli.render.fitting_table import WIDEST
+from oscar_zoo.errors import OscarZooError
 from oscar_zoo.next_step import capitalized
 
-NOT_REPORTED = fitting_table.NOT_REPORTED
+NOT_REPORTED, table = fitting_table.NOT_REPORTED, fitting_table.FittingTable
 _DEEPEST = 30
 """Columns that further lines of a text are indented at most."""
 _LINES = 25
@@ -154,10 +154,14 @@ def note(text: str, *, quiet: bool = False) -> None:
         err().print(clean(text))
 
 
-def table(
-    *columns: str, right: tuple[int, ...] = (), spare: Sequence[Sequence[str]] = ()
-) -> FittingTable:
-    return FittingTable(*columns, right=right, spare=spare)
+def print_failure(error: OscarZooError | None) -> None:
+    """The line of an error, if there is one, beside results that stay."""
+    if error is not None:
+        print_error(error.code, error.message, error.hint, as_json=False)
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def gigabytes(size: int) -> str:

@@ -17,8 +17,7 @@ def print_published(report: PublishReport, params: PublishParams, *, quiet: bool
     """Every publish for people, and why the next hub did not take it."""
     for result in report.hubs:
         _print_published(result, quiet=quiet)
-    if (error := report.error) is not None:
-        terminal.print_error(error.code, error.message, error.hint, as_json=False)
+    terminal.print_failure(report.error)
 
 
 def _print_published(result: PublishResult, *, quiet: bool) -> None:
@@ -39,9 +38,8 @@ def _print_published(result: PublishResult, *, quiet: bool) -> None:
     verb += ", scores updated" if result.scores_updated else ""
     console.print(f"{verb}: {reference} on {place}  {result.digest}")
     if result.tag is not None and result.revision is not None:
-        console.print(
-            f"commit {terminal.clean(result.revision[:12])}, tag {terminal.clean(result.tag)}"
-        )
+        commit, tag = terminal.clean(result.revision[:12]), terminal.clean(result.tag)
+        console.print(f"commit {commit}, tag {tag}")
     if result.revision is not None:
         again = f"oscar-zoo pull {result.id.reference} --hub {quote(result.hub)}"
         terminal.note(f"Next: {again}", quiet=quiet)
@@ -65,25 +63,17 @@ def print_account(account: Account, params: LoginParams, *, quiet: bool) -> None
     """Who one is on a hub now."""
     source = terminal.clean(account.source)
     if account.user is not None:
-        terminal.out().print(
-            f"Logged in to Hugging Face as {terminal.clean(account.user)} ({source})"
-        )
+        user = terminal.clean(account.user)
+        terminal.out().print(f"Logged in to Hugging Face as {user} ({source})")
     else:
         terminal.out().print(f"ModelScope gets the token in {source}; nothing else is needed")
-
-
-_MIRRORED = {
-    "copied": "Copied",
-    "already there": "Already there",
-    "would be copied": "Would copy",
-    "proposed": "Proposed",
-}
 
 
 def print_mirrored(result: MirrorResult) -> None:
     """One mirrored artifact for people."""
     reference, size = terminal.clean(result.id.reference), terminal.megabytes(result.size)
-    terminal.out().print(f"{_MIRRORED[result.outcome]}: {reference}  {size}  {result.digest}")
+    done = "Would copy" if result.outcome == "would be copied" else result.outcome.capitalize()
+    terminal.out().print(f"{done}: {reference}  {size}  {result.digest}")
     for warning in result.warnings:
         terminal.note(f"warning: {warning_text(warning)}")
     if result.proposal is not None:
@@ -94,5 +84,5 @@ def print_end_of_mirror(report: MirrorReport, params: MirrorParams, *, quiet: bo
     """What holds after all artifacts were copied, which were told one by one."""
     count = len(report.artifacts)
     if count and not (params.dry_run or params.create_pr):
-        artifacts = f"{count} artifact{'s' if count > 1 else ''}"
+        artifacts = terminal.counted(count, "artifact")
         terminal.note(f"{artifacts}: both hubs list the same digests", quiet=quiet)

@@ -167,8 +167,9 @@ def can_resume(work: Path) -> bool:
 
 
 @contextmanager
-def kept_for_resume(work: Path) -> Iterator[None]:
-    """Keep `work` when the body fails and a capture can be resumed from it; remove it otherwise."""
+def kept_for_resume(work: Path, anew: bool = False) -> Iterator[None]:
+    """Keep `work` when the body fails and a capture can be resumed from it; remove it otherwise.
+    The run was asked to begin `anew`."""
     missing = [folder for folder in work.absolute().parents if not folder.exists()]
     done = False
     try:
@@ -176,7 +177,8 @@ def kept_for_resume(work: Path) -> Iterator[None]:
         done = True
     except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C and SIGTERM
         if can_resume(work):
-            error.add_note(f"what was captured is kept in {path_text(work)}")
+            kept = f"what was captured is kept in {path_text(work)}; the same command"
+            error.add_note(kept + " without --no-resume" * anew + " goes on from there")
         raise
     finally:
         if done or not can_resume(work):

@@ -295,9 +295,10 @@ def test_everything_that_listens_is_on_loopback(served: HttpServer) -> None:
 def test_two_ranks_find_each_other_on_loopback(tmp_path: Path) -> None:
     pair = write_folder(tmp_path / "pair", payload())
     flags = ("--kv-cache-dtype=int2", f"--oscar-rotation-path={pair}", "--tp-size=2")
-    with http_server(
-        INSTALLED, tmp_path, *flags, env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    ) as server:
+    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    with http_server(INSTALLED, tmp_path, *flags, "--oscar-front=on", env=bind) as server:
+        status, metrics, _ = server.ask("GET", "/metrics")
+        assert status == 501 and "--enable-metrics" in metrics["error"]["message"]
         found = server.listeners()
         assert len(found) > 3
         assert {address for addresses in found.values() for address in addresses} == {"127.0.0.1"}

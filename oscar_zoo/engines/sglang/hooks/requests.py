@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
@@ -141,10 +142,8 @@ def divided(original: Any, request: Any, *given: Any, **named: Any) -> Any:
 
 
 def _unfit(error: Exception) -> UsageError:
-    said = str(error)[:200]
-    return UsageError(
-        f"the fields of the request do not fit together ({type(error).__name__}: {said})."
-    )
+    said = f"{type(error).__name__}: {str(error)[:200]}"
+    return UsageError(f"the fields of the request do not fit together ({said}).")
 
 
 def prompt(tokenizer_manager: Any, request: Any, input_ids: Any, *_: Any, **__: Any) -> None:
@@ -187,22 +186,20 @@ def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
         canary = None
         if worker.served()[0].canary_minutes and requests.reuses_text(tokenizer_manager):
             canary = tokenizer_manager.oscar_canary = Canary(tokenizer_manager)
-        _put_in_front(canary)
+        _put_in_front(canary, metrics=bool(tokenizer_manager.enable_metrics))
         vocabulary = requests.vocabulary(tokenizer_manager)
         requests.check_detokenized(lambda tokens: bounds.wrong_tokens(tokens, vocabulary))
         requests.check_converted(_unfit)
         requests.check_bodies(lambda body: bounds.wrong_body(body, known, longest=longest))
 
 
-def _put_in_front(canary: Canary | None) -> None:
+def _put_in_front(canary: Canary | None, *, metrics: bool) -> None:
     wanted = os.environ.get(setting_flags.OPTIONS["front"].variable, access.OFF)
     if wanted == access.OFF:
         return
     if wanted == access.ON:
-        host, key, administration_key = requests.http_arguments()
-        chosen = access.FrontSettings(
-            host, key=key, engine_key=key, administration_key=administration_key
-        )
+        host, key, admin = requests.http_arguments()
+        chosen = access.FrontSettings(host, key=key, engine_key=key, administration_key=admin)
     else:
         try:
             chosen = access.FrontSettings.read(Path(wanted))
@@ -215,16 +212,17 @@ def _put_in_front(canary: Canary | None) -> None:
     facts = {"front": chosen.id or None, "sglang": version, "needs_key": chosen.key is not None}
     routes = open_routes(version, engine_api=chosen.engine_api)
     freezing = threading.Event()
-    live = dict if canary is None else canary.told
-    requests.put_in_front(
-        lambda app: Front(app, chosen, routes, facts, freezing, off=_off, live=live)
-    )
+    more: Any = {"off": partial(_off, metrics=metrics)}
+    more |= {} if canary is None else {"live": canary.told}
+    requests.put_in_front(lambda app: Front(app, chosen, routes, facts, freezing, **more))
     Connections().bound_all()
     requests.while_it_freezes(freezing)
 
 
-def _off(path: str) -> str | None:
+def _off(path: str, *, metrics: bool) -> str | None:
     """Why this server does not answer `path`, and what to do; `None` where it does."""
+    if path.rstrip("/") == "/metrics" and not metrics:
+        return "This server exports no metrics. They have a flag: -- --enable-metrics."
     if not f"{path}/".startswith(RESPONSES) or requests.has_responses():
         return None
     return (

@@ -306,7 +306,7 @@ def _check_drafts(algorithm: Any, flags: UserFlags, device: str) -> None:
 def needs_gpu(option: str) -> UnsupportedMachine:
     """The error for `option`, which asks for speculative decoding on a CPU."""
     return UnsupportedMachine(
-        f"{option} needs a GPU: SGLang has the functions that accept drafts only there.",
+        f"{option} needs a GPU: the functions that accept drafts run only there.",
         hint=f"leave out {option}, or serve on a GPU",
     )
 

@@ -11,7 +11,7 @@ from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.launch import user_flags
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, check_flags
 from oscar_zoo.engines.sglang.sizing import SizeFlags
-from oscar_zoo.errors import InvalidModel, PathNotFound, UnsupportedMachine, UsageError
+from oscar_zoo.errors import PathNotFound, UnsupportedMachine, UsageError
 
 
 def test_flags_in_every_spelling() -> None:
@@ -150,7 +150,7 @@ def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path
     with pytest.raises(UsageError, match="EAGLE3 needs a draft model"):
         check_flags(UserFlags([eagle]), "cuda")
     (tmp_path / "other.json").touch()
-    with pytest.raises(InvalidModel, match=r"has no config\.json"):
+    with pytest.raises(PathNotFound, match=r"has no config\.json"):
         check_flags(UserFlags([eagle, f"{model}={tmp_path}"]), "cuda")
     with pytest.raises(PathNotFound, match="no such model folder"):
         check_flags(UserFlags([eagle, f"{model}={tmp_path}/nowhere"]), "cuda")
