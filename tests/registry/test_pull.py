@@ -8,17 +8,11 @@ from hub_uses import HARD, hub_with, pull, put_version
 from scripted_hub import Injection, killed_at, raise_error
 from tiny_artifacts import K_NAME, TINY, V_NAME, ZOO, artifact_files, payload, rotation
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import DigestMismatch, Rejected
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.errors import (
-    DigestMismatchError,
-    IntegrityError,
-    MalformedFile,
-    StorageError,
-    VerificationFailed,
-)
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs.base import HubFile, Progress
 from oscar_zoo.registry.hubs.local import LocalHub
@@ -70,10 +64,10 @@ def test_a_rotten_entry_names_the_hub_it_came_from_where_others_were_asked(
     other = LocalHub(tmp_path / "other")
     again = f"oscar-zoo pull {HARD.reference} --hub 'file:{tmp_path}/the hub'"
     trust = Trust(lock=lock if locked else None)
-    with pytest.raises(DigestMismatchError, match=K_NAME) as info:
+    with pytest.raises(errors.DigestMismatchError, match=K_NAME) as info:
         pull(NAME, other, store, trust=trust)
     assert again in str(info.value.hint)
-    with pytest.raises(DigestMismatchError) as info:
+    with pytest.raises(errors.DigestMismatchError) as info:
         pull(NAME, (), store, trust=trust, offline=True)
     assert again in str(info.value.hint)
 
@@ -83,7 +77,7 @@ def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(
 ) -> None:
     old = pull(NAME, hub_with(tmp_path / "one", artifact_files()), store).artifact.record
     hub = hub_with(tmp_path / "two", artifact_files(seed=1))
-    with pytest.raises(DigestMismatchError) as caught:
+    with pytest.raises(errors.DigestMismatchError) as caught:
         pull(NAME, hub, store)
     new = pull(NAME, hub, store, trust=Trust(accept_new=True)).artifact
     assert old.digest in caught.value.message and new.record.digest in caught.value.message
@@ -101,7 +95,7 @@ def test_a_rotten_entry_still_says_what_the_hub_must_offer(
     hub = hub_with(tmp_path / "two", payload(seed=1))
     hub = hub if listed else SilentHub(hub.root)
     for _ in range(2):
-        with pytest.raises(DigestMismatchError) as caught:
+        with pytest.raises(errors.DigestMismatchError) as caught:
             pull(NAME, hub, store)
         assert old.digest in caught.value.message
     assert pull(NAME, hub, store, trust=Trust(accept_new=True)).artifact.record.digest != old.digest
@@ -134,10 +128,10 @@ def test_another_length_than_listed_or_than_artifacts_have_is_refused(
     tmp_path: Path, store: Store
 ) -> None:
     hub = ChangingHub(hub_with(tmp_path / "hub", payload()).root)
-    with pytest.raises(DigestMismatchError, match="bytes"):
+    with pytest.raises(errors.DigestMismatchError, match="bytes"):
         pull(NAME, hub, store)
     hub.listed = 1 << 40
-    with pytest.raises(MalformedFile) as caught:
+    with pytest.raises(errors.MalformedFile) as caught:
         pull(NAME, hub, store)
     assert caught.value.reason == "file.size"
 
@@ -153,11 +147,11 @@ def test_bytes_are_those_the_package_promises(
         Trust(),
         Trust(accept_new=True),
     ):  # not a promise of the past: it cannot be given up
-        with pytest.raises(DigestMismatchError, match="shipped with oscar-zoo") as listed:
+        with pytest.raises(errors.DigestMismatchError, match="shipped with oscar-zoo") as listed:
             pull(NAME, other, store, catalog=catalog, trust=trust)
     assert str(promised.digest) in listed.value.message
     with pytest.raises(
-        VerificationFailed
+        errors.VerificationFailed
     ) as caught:  # a listing without digests: the bytes are looked at
         pull(NAME, SilentHub(other.root), store, catalog=catalog)
     assert isinstance(caught.value.outcome, Rejected if more else DigestMismatch)
@@ -178,7 +172,7 @@ def test_another_manifest_over_the_same_payload_is_an_error(
     else:
         other[FILE_NAME] = files[FILE_NAME].replace(b'"recent": 256', b'"recent": 255')
     hub = hub_with(tmp_path / "two", other)
-    with pytest.raises(DigestMismatchError, match=r"oscar\.json"):
+    with pytest.raises(errors.DigestMismatchError, match=r"oscar\.json"):
         pull(NAME, hub, store)
     assert pull(NAME, hub, store, trust=Trust(accept_new=True)).artifact.files == other
     assert len(store.installed()) == 1
@@ -189,11 +183,11 @@ def test_bytes_that_break_a_promise_or_a_rule_are_not_stored(tmp_path: Path, sto
     data = bytearray(artifact_files()[K_NAME])
     data[len(data) // 2] ^= 1
     (hub.root / str(HARD) / K_NAME).write_bytes(bytes(data))
-    with pytest.raises(IntegrityError, match=K_NAME):
+    with pytest.raises(errors.IntegrityError, match=K_NAME):
         pull(NAME, hub, store)
     files = payload()
     swapped = {K_NAME: files[V_NAME], V_NAME: files[V_NAME]}
-    with pytest.raises(VerificationFailed) as caught:
+    with pytest.raises(errors.VerificationFailed) as caught:
         pull(NAME, hub_with(tmp_path / "swapped", swapped), store)
     assert isinstance(caught.value.outcome, Rejected)
     assert caught.value.outcome.code in caught.value.message
@@ -207,7 +201,7 @@ def test_the_recipes_geometry_decides_not_the_manifests(tmp_path: Path, store: S
         name: rotation_bytes(rotation(objective, geometry=three, spread=spread))
         for name, objective, spread in ((K_NAME, "qqt_r_h_pbr", 0.02), (V_NAME, "sst_r_h_pbr", 0.1))
     }
-    with pytest.raises(VerificationFailed):
+    with pytest.raises(errors.VerificationFailed):
         pull(NAME, hub_with(tmp_path / "one", short), store)
     unknown = hub_with(tmp_path / "two", short, ArtifactId("unknown-model", "tag"))
     assert pull("unknown-model", unknown, store).verified
@@ -232,7 +226,7 @@ def test_a_bad_delivery_is_refused(tmp_path: Path, store: Store) -> None:
     hub = FlakyHub(tmp_path / "hub", must_exist=False)
     put_version(hub, HARD, artifact_files())
     hub.bad = 1
-    with pytest.raises(DigestMismatchError, match=K_NAME):
+    with pytest.raises(errors.DigestMismatchError, match=K_NAME):
         pull(NAME, hub, store)
     assert store.installed() == ()
     assert pull(NAME, hub, store).artifact.files == artifact_files()
@@ -247,7 +241,7 @@ def test_whatever_stops_a_pull_is_repaired_by_the_next(tmp_path: Path, what: str
             stopped = killed_at(number, lambda store=store: pull(NAME, hub, store))  # type: ignore[misc]
         else:
             injection = Injection(number, raise_error(), stays=True)
-            with contextlib.suppress(StorageError), injection.active():
+            with contextlib.suppress(errors.StorageError), injection.active():
                 pull(NAME, hub, store)
             stopped = injection.fired
         for record in store.installed():

@@ -12,15 +12,9 @@ import pytest
 from scripted_hub import Injection, killed_at, raise_error
 from tiny_artifacts import artifact_files
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    InvalidName,
-    MalformedFile,
-    StorageError,
-)
 from oscar_zoo.registry.store import Store
 
 ID = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
@@ -94,7 +88,7 @@ def test_a_flipped_byte_is_seen_at_the_next_use_and_repaired_by_put(
     record = store.put(ID, artifact_files(), source="s").record
     blob = store.blobs / record.files[0].sha256
     flip(blob if name == "blob" else record.path / name)
-    with pytest.raises(DigestMismatchError, match=None if name == "blob" else name):
+    with pytest.raises(errors.DigestMismatchError, match=None if name == "blob" else name):
         store.open(record.digest)
     assert store.put(ID, artifact_files(), source="s").files == artifact_files()
     assert store.open(record.digest).files == artifact_files()
@@ -104,11 +98,11 @@ def test_a_missing_file_and_a_link_in_place_of_one_are_seen(store: Store, tmp_pa
     record = store.put(ID, PLAIN, source="s").record
     target = record.path / "k.pt"
     target.unlink()
-    with pytest.raises(DigestMismatchError):
+    with pytest.raises(errors.DigestMismatchError):
         store.open(record.digest)
     (tmp_path / "same").write_bytes(PLAIN["k.pt"])
     symlink(tmp_path / "same", target)
-    with pytest.raises(DigestMismatchError):
+    with pytest.raises(errors.DigestMismatchError):
         store.open(record.digest)
 
 
@@ -135,14 +129,14 @@ def test_a_store_that_others_can_write_is_refused(store: Store, mode: int) -> No
     store.put(ID, PLAIN, source="s")
     store.root.chmod(mode)
     for use in (store.installed, lambda: store.put(ID, PLAIN, source="s")):
-        with pytest.raises(StorageError, match=f"{mode:04o}") as caught:
+        with pytest.raises(errors.StorageError, match=f"{mode:04o}") as caught:
             use()
         assert "chmod 700" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["../k.pt", "a/b.pt", ".complete", "record.json", "Record.JSON"])
 def test_unsafe_file_names_are_refused(store: Store, name: str) -> None:
-    with pytest.raises(InvalidName):
+    with pytest.raises(errors.InvalidName):
         store.put(ID, {name: b"x"}, source="s")
     assert not store.root.exists()
 
@@ -165,7 +159,7 @@ def test_blobs_of_an_entry_that_could_not_be_stored_go_again(
 ) -> None:
     store.put(ID, {"k.pt": PLAIN["k.pt"]}, source="s")
     monkeypatch.setattr(durable, "move_into_place", lambda *_: raise_error(errno.ENOSPC)())
-    with pytest.raises(StorageError, match="No space"):
+    with pytest.raises(errors.StorageError, match="No space"):
         store.put(ArtifactId("other", "tag"), PLAIN, source="s")
     assert [path.read_bytes() for path in store.blobs.iterdir()] == [PLAIN["k.pt"]]
 
@@ -181,7 +175,7 @@ def test_a_failing_disk_leaves_nothing_or_everything(
         try:
             with injection.active():
                 store.put(ID, PLAIN, source="s")
-        except StorageError as error:
+        except errors.StorageError as error:
             assert "\n" not in error.message
             assert error.hint
         for record in store.installed():
@@ -202,7 +196,7 @@ def test_a_killed_put_leaves_nothing_or_everything(tmp_path: Path, before: str) 
         for record in store.installed():
             try:
                 assert store.open(record.digest).files == PLAIN
-            except DigestMismatchError:
+            except errors.DigestMismatchError:
                 assert before == "rotten"
         assert store.put(ID, PLAIN, source="s").files == PLAIN
         if not killed:
@@ -272,9 +266,9 @@ def test_nothing_is_written_or_read_through_a_link(
     place.rename(outside)
     symlink(outside, place)
     before = sorted(outside.rglob("*"))
-    with pytest.raises(MalformedFile):
+    with pytest.raises(errors.MalformedFile):
         store.put(ID, PLAIN | {"more.pt": b"x"} if depth < 2 else PLAIN, source="s")
     if depth > 1:
-        with pytest.raises(ArtifactNotFound):
+        with pytest.raises(errors.ArtifactNotFound):
             store.open(record.digest)
     assert sorted(outside.rglob("*")) == before
