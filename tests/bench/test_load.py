@@ -198,9 +198,8 @@ def test_memory_of_a_group_is_that_of_all_its_processes() -> None:
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    assert (
-        child.stdout is not None and child.stdin is not None and child.stdout.readline() == b"up\n"
-    )
+    assert child.stdout is not None and child.stdin is not None
+    assert child.stdout.readline() == b"up\n"
     with load.watched(child.pid, pause=0.01) as (host, _):
         assert load.group_memory(child.pid) > 40 << 20
     child.stdin.close()

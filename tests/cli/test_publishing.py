@@ -140,6 +140,7 @@ def test_warnings_stop_a_publish_until_they_are_allowed(cli: Cli, hub: str, tmp_
     folder = write_folder(tmp_path / "out", files | {FILE_NAME: manifest(files).to_bytes()})
     cli(2, "publish", folder, "--hub", hub)
     assert "pair.unproven" in cli.err and "--allow-warnings" in cli.err
+    assert not list((tmp_path / "hub").iterdir())
     cli(0, "publish", folder, "--hub", hub, "--allow-warnings", "--unmeasured")
     assert "nothing in the files says" in cli.err
 

@@ -231,9 +231,8 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool, wid
         low, high = clipped.amin(-1, keepdim=True), clipped.amax(-1, keepdim=True)
         exact = (spec.levels - 1) * (clipped - low) / (high - low).clamp_min(1e-8) + 0.5
         differ = codes != expected
-        assert ((exact - exact.round()).abs()[differ] < 4e-7 * spec.levels).all() and (
-            codes - expected
-        ).abs().max() <= 1
+        assert ((exact - exact.round()).abs()[differ] < 4e-7 * spec.levels).all()
+        assert (codes - expected).abs().max() <= 1
         whole = (x == x.round()).all(-1) & (x.abs() < 8).all(-1)
         assert whole.sum() > 60 and not differ[whole].any()
 

@@ -97,10 +97,8 @@ def test_a_gpu_that_is_not_there(machine: dict[str, str], monkeypatch: pytest.Mo
 def test_what_is_no_device(name: str) -> None:
     with pytest.raises(UsageError, match="is not a device"):
         hardware.parse_device(name)
-    assert hardware.parse_device("cuda:3") == ("cuda", 3) and hardware.parse_device("cpu") == (
-        "cpu",
-        0,
-    )
+    assert hardware.parse_device("cuda:3") == ("cuda", 3)
+    assert hardware.parse_device("cpu") == ("cpu", 0)
 
 
 def test_one_look_asks_once(machine: dict[str, str]) -> None:

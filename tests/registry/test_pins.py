@@ -106,11 +106,8 @@ def test_a_home_folder_and_the_root_are_no_projects(
     work = home / "work" / "src"
     work.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
-    assert (
-        project_root(home) is None
-        and project_root(work) is None
-        and project_root(Path("/")) is None
-    )
+    assert project_root(home) is None and project_root(work) is None
+    assert project_root(Path("/")) is None
     for marker in ("pyproject.toml", ".git", ".hg"):
         (home / "work" / marker).touch()
         assert project_root(work) == home / "work" == project_root(home / "work")

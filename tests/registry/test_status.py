@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_uses import HARD, publish, pull, put_version
+from hub_uses import HARD, publish, put_version
 from measured_artifacts import gpqa, measured
 from scripted_hub import index_of
 from tiny_artifacts import artifact_files, payload, write_folder
@@ -23,7 +23,6 @@ from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.mirror import copy_all
 from oscar_zoo.registry.publish import Publishable, publish_on
 from oscar_zoo.registry.score_file import ScoreFile
-from oscar_zoo.registry.store import Store
 from oscar_zoo.site.status import ChangedVersion, ScoredVersion, attach_scores, set_status
 
 OTHER = "tiny-qwen3-hard:other"
@@ -68,19 +67,6 @@ def test_a_yank_changes_the_index_and_nothing_else(hub: LocalHub) -> None:
     assert versions(hub) == files
     assert entry_of(hub) == before.model_copy(update={"status": result.status})
     assert "yanked: wrong data" in (hub.root / "README.md").read_text()
-
-
-def test_a_yanked_version_is_not_found_by_name_and_served_by_digest(
-    tmp_path: Path, hub: LocalHub
-) -> None:
-    digest, store = yank(hub).digest, Store(tmp_path / "cache")
-    with pytest.raises(errors.ArtifactNotFound, match="wrong data"):
-        pull(HARD.reference, hub, store)
-    pulled = pull(f"tiny-qwen3-hard@{digest}", hub, store)
-    assert pulled.artifact.record.id == HARD
-    assert any("wrong data" in warning for warning in pulled.warnings)
-    assert set_status(hub, HARD.reference, "active").status.state == "active"
-    assert pull(HARD.reference, hub, Store(tmp_path / "other")).artifact.record.digest == digest
 
 
 def test_the_state_it_has_already_is_success_and_writes_nothing(hub: LocalHub) -> None:

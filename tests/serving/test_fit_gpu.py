@@ -76,6 +76,8 @@ def test_it_agrees_with_info(name: str, memory: int) -> None:
         if report.gpus == 1:  # `info` tells what all GPUs hold together
             assert known[f"{kind}_token_bytes"] == one.cache.token
             assert known["state_bytes_per_request"] == one.cache.state
+            if kind == "int2":
+                assert known["window_bytes_per_request"] == one.cache.request
     assert known["other_layers_unknown"] is None and report.other_layers
 
 

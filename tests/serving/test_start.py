@@ -22,10 +22,8 @@ import oscar_zoo
 from oscar_zoo import children
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli import main as cli
-from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.engines.sglang.launch import plan, server
 from oscar_zoo.engines.sglang.launch.server import STOPPED
-from oscar_zoo.engines.sglang.launch.starting import StartObserver
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 from oscar_zoo.observer import Note, Silent
 from oscar_zoo.serving import detach, records
@@ -209,30 +207,3 @@ def test_a_signal_around_the_start_in_the_background_leaves_nothing(
         raise AssertionError("it goes on after Ctrl-C")
     assert begun[0].poll() is not None
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize("silent", [{}, {"quiet": True}, {"as_json": True}], ids=str)
-def test_without_a_terminal_there_is_a_line_per_phase_and_one_while_it_lasts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], silent: dict[str, bool]
-) -> None:
-    now = 0.0
-    with TerminalObserver(clock=lambda: now, **silent) as observer:
-        news = StartObserver("a model", observer)
-        news.warn("a variable has no effect.")
-        news.starting(tmp_path / "log", "SGLang")
-        for now in (0.0, 1.0, 2.0):
-            news.phase("starting SGLang", now)
-        for now in (3.0, 32.0, 33.0):
-            news.phase("loading weights", now)
-    said = capsys.readouterr().err
-    if silent:
-        assert not said
-        return
-    first, *start, one, two, three = said.splitlines()
-    assert first == "note: a variable has no effect."
-    assert "".join(start).startswith("Starting SGLang for a model")
-    assert [one, two, three] == [
-        "starting SGLang (0 s)",
-        "loading weights (3 s)",
-        "loading weights (33 s)",
-    ]
