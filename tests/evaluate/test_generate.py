@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 from architectures import shorten_chunks, write_architecture
-from tiny_models import write_model
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import hadamard_set
@@ -26,11 +25,6 @@ LONG = torch.randint(3, 2000, (300,), generator=torch.Generator().manual_seed(1)
 PROMPT = LONG[:70]
 IDS = PROMPT.tolist()
 HYBRIDS = ("lfm2", "qwen3_5_moe", "granite-4-h", "falcon_h1", "nemotron_h", "gemma3_text")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
 
 
 @pytest.fixture(scope="module", params=HYBRIDS)

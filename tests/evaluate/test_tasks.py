@@ -9,20 +9,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_models import EXAMPLE, write_model
+from tiny_models import EXAMPLE
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.measure import TaskPrompt, measure
 from oscar_zoo.evaluate.questions import Perplexity, Recall
-from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.models.loading import LoadedModel
 
 VOCABULARY = 2048
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,6 @@ from oscar_zoo.models.weight_files import INDEX, stored_weights
 MODELS = Path(__file__).parents[2] / "docs/figures/models"
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 N = 1024 * 4096
 DENSE = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2, "vocab_size": 4096,

@@ -29,11 +29,6 @@ MODELS = ROOT / "docs/figures/models"
 GB = 10**9
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
 def test_the_estimate_is_of_the_widths_that_all_artifacts_have() -> None:
     recipe = recipe_for("Qwen3-8B")
     assert recipe is not None

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import served_model
 from served_model import all_children, cmdline
-from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
 from oscar_zoo import children
@@ -29,11 +28,6 @@ from oscar_zoo.observer import Note, Silent
 from oscar_zoo.serving import detach, records
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
-
-
-@pytest.fixture
-def artifact(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "artifact", artifact_files())
 
 
 def arguments(artifact: Path, port: int) -> Mapping[str, object]:

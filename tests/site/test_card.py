@@ -25,11 +25,6 @@ QWEN = "Qwen3-8B:seq20000_prompt83_group128"
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def empty_hub(tmp_path: Path) -> str:
     (tmp_path / "empty").mkdir()
     return f"file:{tmp_path}/empty"
