@@ -21,7 +21,7 @@ from cli_child import Cli as Child
 from cli_output import Cli
 from engines import MODEL, environment, needs_sglang
 from forked_commands import ForkedCli
-from scripted_chat import scripted_chat
+from scripted_chat import ScriptedChat
 
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.benchmarks import suite
@@ -141,7 +141,7 @@ def test_a_killed_command_goes_on_where_it_stopped(
         monkeypatch.setenv("OSCAR_ZOO_STATE", str(state))
         return Path(json.loads(cli(0, *command))["file"]).read_bytes()
 
-    with scripted_chat("int2") as int2, scripted_chat("auto") as bf16:
+    with ScriptedChat("int2") as int2, ScriptedChat("auto") as bf16:
         command = [
             *("eval", str(artifact), "--model", str(MODEL), "--task", "sample", "--limit", "8"),
             *("--temperature", "0.6", "--seeds", "2", "--concurrency", "2", "--json"),
@@ -165,7 +165,7 @@ def test_a_killed_command_goes_on_where_it_stopped(
 
 @needs_harness
 def test_the_table_and_the_remarks(artifact: Path, tmp_path: Path, cli: Cli) -> None:
-    with scripted_chat("int2") as int2, scripted_chat("auto") as bf16:
+    with ScriptedChat("int2") as int2, ScriptedChat("auto") as bf16:
         given = ["--url", int2.url, "--base-url", bf16.url, "--output", str(tmp_path / "s.json")]
         ask = ["--task", "sample", "--temperature", "0.6", "--top-p", "0.9", "--no-thinking"]
         out = cli(0, "eval", artifact, "--model", MODEL, *ask, *given)
@@ -220,7 +220,7 @@ def test_an_early_end_says_that_answers_are_kept(
 @needs_harness
 def test_servers_with_the_wrong_cache_are_refused(artifact: Path, cli: Cli) -> None:
     ask = ["eval", artifact, "--model", MODEL, "--task", "sample"]
-    with scripted_chat("auto") as server:
+    with ScriptedChat("auto") as server:
         assert "has a cache of auto, not of INT2" in cli.refused(2, *ask, "--url", server.url)
 
 

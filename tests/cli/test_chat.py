@@ -10,17 +10,17 @@ import pty
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from cli_output import Cli
+from raw_server import RawServer, Seen, answer
 
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.serving import records
@@ -29,61 +29,49 @@ from oscar_zoo.serving.records import ServerRecord, now
 Asked = list[dict[str, Any]]
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Says back the last question in two parts, with a control character, and counts two tokens;
-    `bad` is refused, nothing follows the first part for `wait`, and `think` has a thought."""
-
-    asked: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body | {"key": self.headers["Authorization"], "path": self.path})
-        text = body["messages"][-1]["content"]
-        if text == "bad":
-            self.send_response(400)
-            self.end_headers()
-            self.wfile.write(b'{"object": "error", "message": "too long\\n by far"}')
-            return
-        self.send_response(200)
-        self.end_headers()
-        for part in ("You said \x1b[2J", text):
-            event: dict[str, Any] = {"choices": [{"delta": {"role": "assistant", "content": part}}]}
-            if text == "think":
-                name = "reasoning" if part == text else "reasoning_content"  # of either engine
-                event["choices"][0]["delta"][name] = "Hm."
-            if body["max_tokens"] < 5:
-                event["choices"][0]["finish_reason"] = "length"
-            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-            if text == "wait":
-                self.wfile.flush()
-                self.rfile.read(1)  # until the client hangs up
-                return
-        if body["stream_options"]["include_usage"]:
-            usage = {"prompt_tokens": len(text), "completion_tokens": 2, "total_tokens": 0}
-            event = {"choices": [], "usage": usage}
-            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, *_: object) -> None:
-        pass
+def event(value: object) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
 @pytest.fixture
 def asked() -> Iterator[Asked]:
-    """What a server that is recorded as running here was asked."""
-    Handler.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    """What a server that is recorded as running here was asked. It says back the last question in
+    two parts, with a control character, and counts two tokens; `bad` is refused, nothing follows
+    the first part for `wait`, and `think` has a thought."""
+    found: Asked = []
+
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        body = json.loads(seen.body)
+        found.append(body | {"key": seen.headers.get("authorization"), "path": seen.target})
+        text = body["messages"][-1]["content"]
+        if text == "bad":
+            refusal = b'{"object": "error", "message": "too long\\n by far"}'
+            connection.sendall(answer(refusal, status="400 Bad"))
+            return
+        connection.sendall(answer(Content_Length=None))
+        for part in ("You said \x1b[2J", text):
+            choice: dict[str, Any] = {"delta": {"role": "assistant", "content": part}}
+            if text == "think":
+                name = "reasoning" if part == text else "reasoning_content"  # of either engine
+                choice["delta"][name] = "Hm."
+            if body["max_tokens"] < 5:
+                choice["finish_reason"] = "length"
+            connection.sendall(event({"choices": [choice]}))
+            if text == "wait":
+                connection.recv(1)  # until the client hangs up
+                raise StopIteration
+        if body["stream_options"]["include_usage"]:
+            usage = {"prompt_tokens": len(text), "completion_tokens": 2, "total_tokens": 0}
+            connection.sendall(event({"choices": [], "usage": usage}))
+        connection.sendall(b"data: [DONE]\n\n")
+        raise StopIteration
+
     me = Process.of(os.getpid())
     assert me is not None
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    one = ServerRecord(
-        me, server.server_port, url, "org/a-model", "a:b", "/tmp/log", now(), "ready"
-    )
-    with records.registered(one):
-        yield Handler.asked
-    server.shutdown()
-    server.server_close()
+    with RawServer(handle) as server:
+        told = (server.port, f"{server.url}/v1", "org/a-model", "a:b", "/tmp/log", now(), "ready")
+        with records.registered(ServerRecord(me, *told)):
+            yield found
 
 
 @pytest.fixture

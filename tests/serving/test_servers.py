@@ -9,13 +9,12 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from cli_output import parsed
+from raw_server import RawServer, json_answer
 from served_model import identity, left, record, sleeping
 
 from oscar_zoo.cli.main import run
@@ -118,25 +117,13 @@ def test_a_server_is_called_by_port_model_or_artifact(child: Child, said: Said) 
     assert [line.split()[0] for line in lines] == ["PORT", "30000", "30001"]
 
 
-class Answers(BaseHTTPRequestHandler):
-    outside: bool | None = None
-
-    def do_GET(self) -> None:
-        told = {} if self.outside is None else {"canary": {"outside": self.outside}}
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(told).encode())
-
-
 @pytest.mark.parametrize("outside", [None, False, True])
 def test_ps_tells_of_the_canary(child: Child, said: Said, outside: bool | None) -> None:
     names = {None: None, False: "in band", True: "out of band"}
-    with HTTPServer(("127.0.0.1", 0), type("A", (Answers,), {"outside": outside})) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/v1"
-        left(replace(record(identity(child), server.server_port), url=url))
+    answer = json_answer({} if outside is None else {"canary": {"outside": outside}})
+    with RawServer(lambda connection, _: connection.sendall(answer)) as server:
+        left(replace(record(identity(child), server.port), url=f"{server.url}/v1"))
         assert [one["canary"] for one in told(said, "ps")["servers"]] == [names[outside]]
-        server.shutdown()
     assert [one["canary"] for one in told(said, "ps")["servers"]] == [None]
 
 

@@ -4,6 +4,7 @@ at any byte."""
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 import threading
@@ -17,8 +18,10 @@ from typing import Self
 class Seen:
     """A request as it arrived; names of `headers` are lower case."""
 
+    method: str
     target: str
     headers: dict[str, str]
+    body: bytes
 
 
 Handler = Callable[[socket.socket, Seen], None]
@@ -71,7 +74,9 @@ class RawServer:
                 while header := stream.readline().strip():
                     name, _, value = header.decode("latin-1").partition(":")
                     headers[name.lower()] = value.strip()
-                seen = Seen(line.decode("latin-1").split(" ")[1], headers)
+                method, target, _ = line.decode("latin-1").split(" ")
+                body = stream.read(int(headers.get("content-length", 0)))
+                seen = Seen(method, target, headers, body)
                 self.requests.append(seen)
                 self._handler(connection, seen)
 
@@ -94,6 +99,11 @@ def answer(body: bytes = b"", *, status: str = "200 OK", **headers: object) -> b
         *(f"{name}: {value}" for name, value in named.items() if value is not None),
     ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
+
+
+def json_answer(value: object, **headers: object) -> bytes:
+    """A whole answer with `value` as JSON."""
+    return answer(json.dumps(value).encode(), **headers)  # type: ignore[arg-type]
 
 
 def reset(connection: socket.socket) -> None:
