@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import pty
-import select
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +17,7 @@ from typing import Any
 import pytest
 from cli_output import Cli
 from raw_server import RawServer, Seen, answer
+from terminal import Terminal
 
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.serving import records
@@ -88,49 +85,13 @@ def chat(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 CHAT = ("-m", "oscar_zoo", "chat")
 
 
-class Typist:
-    """A person at a terminal in which `command` runs."""
-
-    def __init__(self, *command: str) -> None:
-        self.ours, theirs = pty.openpty()
-        self.seen = ""
-        self.child = subprocess.Popen(
-            [sys.executable, *command],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=os.environ | {"TERM": "xterm"},
-        )
-        os.close(theirs)
-
-    def __enter__(self) -> Typist:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.child.kill()  # what fails here must not wait for it
-        self.child.wait()
-        os.close(self.ours)
-
-    def see(self, text: str, *, times: int = 1) -> None:
-        """Wait until `text` was shown so often."""
-        while self.seen.count(text) < times:
-            assert select.select([self.ours], [], [], 60)[0], self.seen
-            self.seen += os.read(self.ours, 4096).decode()
-
+class Typist(Terminal):
     def type(self, keys: bytes, answer: str) -> None:
         """Type at the next prompt, and wait for what comes behind it."""
         self.see("> ")
         self.seen = self.seen.rpartition("> ")[2]
-        os.write(self.ours, keys)
+        self.press(keys)
         self.see(answer)
-
-    def end(self) -> int:
-        """The exit code, with all that was shown until then in `seen`."""
-        code = self.child.wait(60)
-        with contextlib.suppress(OSError):  # the other side is closed
-            while part := os.read(self.ours, 4096):
-                self.seen += part.decode()
-        return code
 
 
 def test_a_server_that_starts_is_no_server_that_is_gone(asked: Asked, cli: Cli) -> None:
@@ -197,7 +158,7 @@ def test_words_that_name_no_server_may_be_a_question(
 
 
 def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(asked: Asked) -> None:
-    with Typist(*CHAT) as typist:
+    with Typist(CHAT) as typist:
         for keys, answer in (
             (b"one\r", "You said [2Jone"),
             (b"\r", "> "),
@@ -214,7 +175,7 @@ def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(asked: Asked) ->
 
 
 def test_lines_are_edited_and_come_back(asked: Asked) -> None:
-    with Typist(*CHAT) as typist:
+    with Typist(CHAT) as typist:
         typist.type(b"ac\x1b[Db\r", "You said")  # left
         typist.type(b"\x1b[A\x7fd\r", "You said")  # up, backspace
         typist.type(b"\x04", "")
@@ -228,7 +189,7 @@ def test_lines_are_edited_and_come_back(asked: Asked) -> None:
     ids=["bracketed", "plain", "with-end"],
 )
 def test_a_pasted_text_is_one_question(asked: Asked, pasted: bytes) -> None:
-    with Typist(*CHAT) as typist:
+    with Typist(CHAT) as typist:
         typist.type(pasted, "You said")
         if not pasted.endswith(b"\x04"):
             typist.type(b"\x04", "")
@@ -263,7 +224,7 @@ main()
 def test_the_error_of_a_signal_begins_a_line(
     asked: Asked, number: signal.Signals, command: tuple[str, ...]
 ) -> None:
-    with Typist(*command) as typist:
+    with Typist(command) as typist:
         typist.see("You said" if "wait" in command else "> ")
         typist.child.send_signal(number)
         if "wait" not in command and number == signal.SIGINT:

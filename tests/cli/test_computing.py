@@ -4,7 +4,6 @@ what is left behind, and what Ctrl-C and SIGTERM keep."""
 from __future__ import annotations
 
 import os
-import pty
 import shlex
 import shutil
 import signal
@@ -24,6 +23,7 @@ from engines import INSTALLED, needs_sglang
 from forked_process import ForkedProcess
 from quick_cli import QuickCli
 from safetensors.torch import load_file, save_file
+from terminal import Terminal
 from tiny_artifacts import artifact_files
 from tiny_models import change_config
 
@@ -255,25 +255,13 @@ def test_serve_offers_it_without_a_terminal(cli: Cli) -> None:
 @needs_sglang
 def test_serve_asks_on_a_terminal(tmp_path: Path) -> None:
     """Nothing is computed after a no; standard input and error are a terminal."""
-    ours, theirs = pty.openpty()
     cli = Child({**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "dumb"}, tmp_path)
-    command = [sys.executable, "-m", "oscar_zoo", "serve", str(MODEL)]
-    child = subprocess.Popen(
-        command, env=cli.variables, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    seen = b""
-    try:
-        while b"[Y/n]" not in seen:
-            seen += os.read(ours, 4096)
-        os.write(ours, b"n\n")
-        assert child.wait(timeout=300) == 5
-        said = os.read(ours, 4096).decode().splitlines()[-1]
-    finally:
-        child.kill()
-        child.wait()
-        os.close(ours)
-    assert f"No artifact for {NAME} exists. Compute one now (about ".encode() in seen
+    with Terminal(["-m", "oscar_zoo", "serve", MODEL], cli.variables, cwd=tmp_path) as terminal:
+        terminal.see("[Y/n]")
+        terminal.press(b"n\n")
+        assert terminal.end() == 5
+    said = terminal.text.splitlines()[-1]
+    assert f"No artifact for {NAME} exists. Compute one now (about " in terminal.seen
     assert said.startswith(f"error: nothing was computed for {NAME}. Compute one: oscar-zoo serve ")
     assert said.endswith(" --compute") and str(MODEL) in said
     assert results(cli) == []

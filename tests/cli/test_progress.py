@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import pty
 import re
-import select
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_output import PHASES, Clock
+from terminal import Terminal
 
 from oscar_zoo.cli.render.course import EVERY_SECONDS, Course
 from oscar_zoo.cli.render.progress import TerminalObserver, question_of
@@ -242,14 +239,14 @@ with TerminalObserver() as observer:
 
 def test_on_a_terminal_there_is_one_bar_with_the_unit_of_the_phase(tmp_path: Path) -> None:
     words = ("remark", "capture (2 of 3)", "200 of 400 tokens", "about 2 minutes left")
-    seen = drawn([sys.executable, "-c", CHILD], lambda text: all(word in text for word in words))
+    seen = drawn(CHILD, lambda text: all(word in text for word in words))
     assert "-:--" not in seen
 
 
 def test_json_keeps_the_bar_on_a_terminal_and_no_remarks() -> None:
     """stdout has one object, and a person who waits for it looks at stderr."""
     child = CHILD.replace("TerminalObserver()", "TerminalObserver(as_json=True)")
-    seen = drawn([sys.executable, "-c", child], lambda text: "200 of 400 tokens" in text)
+    seen = drawn(child, lambda text: "200 of 400 tokens" in text)
     assert "capture (2 of 3)" in seen and "remark" not in seen
 
 
@@ -271,7 +268,7 @@ def test_a_bar_fits_into_one_line_of_a_narrow_terminal(columns: int, name: int) 
     """The label is cut, never the time left."""
     child = LONG.replace("NAME", str(name))
     seen = drawn(
-        [sys.executable, "-c", child],
+        child,
         lambda text: bool(re.search(r"tokens.*\sleft", text, re.DOTALL)),
         columns=columns,
     )
@@ -280,24 +277,14 @@ def test_a_bar_fits_into_one_line_of_a_narrow_terminal(columns: int, name: int) 
     assert re.match(r"  (capt|perp).* 0 of 1,310,720 tokens about \d\d minutes left\s*$", line)
 
 
-def drawn(command: list[str], enough: Callable[[str], bool], *, columns: int = 120) -> str:
+def drawn(code: str, enough: Callable[[str], bool], *, columns: int = 120) -> str:
     """What a child draws on a terminal until it is enough, without control sequences."""
-    ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
-    child = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    seen = ""
-    try:
-        while not enough(seen):
-            assert select.select([ours], [], [], 300)[0], f"it says no more than: {seen}"
-            shown = os.read(ours, 4096).decode("utf-8", "replace")
-            seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-        os.write(ours, b"\n")
-        assert child.wait(timeout=300) == 0
-    finally:
-        child.kill()
-        child.wait()
-        os.close(ours)
+    with Terminal(["-c", code], environment) as terminal:
+        terminal.see(enough)
+        seen = terminal.text
+        terminal.press(b"\n")
+        assert terminal.end() == 0
     return seen
 
 
