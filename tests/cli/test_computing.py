@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,8 +19,9 @@ from cli_child import Cli as Child
 from cli_child import Finished
 from cli_output import Cli, parsed
 from engines import INSTALLED, needs_sglang
+from forked_commands import QuickCli
 from forked_process import ForkedProcess
-from quick_cli import QuickCli
+from raw_server import closed_port
 from safetensors.torch import load_file, save_file
 from terminal import Terminal
 from tiny_artifacts import artifact_files
@@ -236,9 +236,8 @@ def test_a_hub_that_does_not_answer_is_told_of(cli: Cli, monkeypatch: pytest.Mon
     """An artifact may be there after all; nobody listens on this port."""
     for name in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    with socket.socket() as taken:  # bound, never listening
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    with closed_port() as port:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
         words = ("pull", MODEL, "--hub", "hf:org/zoo")
         again = f"oscar-zoo pull {MODEL} --compute --hub hf:org/zoo\n"
         assert cli.refused(5, *words).endswith(again)

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from cli_child import Cli as Child
 from cli_output import Cli
 from random_moments import describe, random_moments
+from raw_server import closed_port
 from site_pages import sample_report
 from tiny_artifacts import artifact_files, write_folder
 from tiny_models import INDEX, TOKENIZER, change_config, save_model, write_model
@@ -178,9 +178,8 @@ def test_a_model_nobody_can_fetch_is_one_line_at_once(
     forbidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offline, and where nobody listens: no line for every attempt of a client."""
-    with socket.socket() as taken:  # bound, never listening
-        taken.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with closed_port() as port:
+        address = f"http://127.0.0.1:{port}"
         variables = {
             "HF_ENDPOINT": address,
             "HF_HUB_OFFLINE": "01"[forbidden],

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from cli_output import Cli, parsed
+from forked_commands import QuickCli
 from hub_server import HubServer
 from hub_uses import HUB_2, VERSIONS
 from measured_artifacts import key_file, measured_files
-from quick_cli import QuickCli
 from terminal import Terminal
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 

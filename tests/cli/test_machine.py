@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from cli_child import Finished
 from cli_output import Cli, parsed
+from forked_commands import QuickCli
 from hub_server import HubServer
 from hub_uses import HARD, VERSIONS, hub_with
 from measured_artifacts import measured_files
-from quick_cli import QuickCli
 from tiny_artifacts import K_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId

@@ -4,7 +4,6 @@ under the recipe, near those of BF16."""
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from measured_artifacts import (
     measured_manifest,
     write_scores,
 )
+from raw_server import closed_port
 from tiny_artifacts import FILE_NAME, artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.files import sha256_hex
@@ -100,9 +100,8 @@ def test_the_first_hub_decides_and_a_later_one_is_reported(
 def test_without_a_network_the_next_step_is_to_publish_again(
     cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # nobody listens
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    with closed_port() as port:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # of its import

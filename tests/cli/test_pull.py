@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from cli_output import TINY, Cli
 from engines import needs_sglang
 from hub_uses import HARD, hub_with
 from measured_artifacts import measured_files
+from raw_server import closed_port
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 import oscar_zoo
@@ -367,9 +367,8 @@ def test_a_copy_that_is_here_while_no_hub_answers(
     cli(0, "pull", TINY, "--hub", hub, "--no-lock")
     for name in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    with socket.socket() as taken:  # bound, never listening
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    with closed_port() as port:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
         line = cli.refused(5, "pull", TINY, "--hub", "hf:org/zoo")
     command = line.rstrip().rpartition("to use it: oscar-zoo ")[2].partition(";")[0]
     assert command == f"pull {TINY} --offline"
