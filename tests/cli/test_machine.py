@@ -304,7 +304,6 @@ def quick(server: HubServer, tmp_path: Path) -> QuickCli:
 
 
 def findings(done: Finished, topic: str) -> dict[str, dict[str, Any]]:
-    """The findings of one topic by name."""
     return {row["name"]: row for row in done.json["findings"] if row["topic"] == topic}
 
 

@@ -41,7 +41,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(cli: Cli, folder: Path, tmp_path: Path) -> str:
-    """A hub with the artifact of `folder`."""
     name = f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", name, "--create")
     return name

@@ -37,7 +37,6 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, key: Path, cli: Cli) -> str:
-    """A hub with one signed version."""
     folder = write_folder(tmp_path / "out", measured_files())
     hub = f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", hub, "--create", "--sign")
@@ -53,7 +52,6 @@ def unsigned_index(hub: str) -> str:
 
 @pytest.fixture
 def copy(unsigned_index: str, cli: Cli, tmp_path: Path) -> Path:
-    """A folder with the files of the signed version."""
     cli(0, "pull", NAME, "--hub", unsigned_index, "--output", tmp_path / "copy")
     return tmp_path / "copy" / str(HARD)
 

@@ -29,8 +29,6 @@ NOBODY = ArtifactNotFound("nobody has it")
 
 
 class Recorder(Silent):
-    """Keeps what it is told."""
-
     def __init__(self) -> None:
         self.phases: list[tuple[str, ...]] = []
         self.labels: list[str] = []

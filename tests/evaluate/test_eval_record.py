@@ -21,8 +21,6 @@ TEXT = (Path(__file__).resolve().parents[2] / "examples/text/validation.txt").re
 
 
 class Notes(Silent):
-    """Keeps remarks."""
-
     def __init__(self) -> None:
         self.said: list[Note] = []
 

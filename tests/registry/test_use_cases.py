@@ -223,8 +223,6 @@ def test_a_path_without_its_dot_has_one_exit_code(
 
 
 class Heard(Silent):
-    """Keeps the notes."""
-
     def __init__(self) -> None:
         self.notes: list[Note] = []
 

@@ -189,7 +189,6 @@ def writable(hub: HubState, request: Request, repo_id: str) -> Repository:
 
 
 def at(repo: Repository, revision: str) -> Commit:
-    """What a revision means."""
     try:
         return repo.at(revision)
     except NoSuchRevision:

@@ -80,8 +80,6 @@ class Commit:
 
 @dataclass(frozen=True)
 class Pull:
-    """A proposed commit."""
-
     number: int
     branch: str
     commit: Commit
@@ -270,5 +268,4 @@ class HubState:
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def find(self, kind: Kind, repo_id: str) -> Repository | None:
-        """A repository, if there is one."""
         return self.repositories.get((kind, repo_id))

@@ -98,7 +98,6 @@ class Request:
         return json.loads(self.body or b"{}")
 
     def form(self, name: str) -> list[str]:
-        """All values of a field of a form."""
         return parse_qs(self.body.decode()).get(name, [])
 
 
@@ -145,7 +144,6 @@ class Refused(Exception):
 
 
 def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    """A reply with `value` as JSON."""
     return Reply(
         status,
         {"Content-Type": "application/json; charset=utf-8"} | (headers or {}),
@@ -190,12 +188,10 @@ class Port(ThreadingHTTPServer):
             )
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Remember the connection, then serve it in a thread."""
         self._open.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget the connection and end it."""
         self._open.discard(request)
         super().shutdown_request(request)
 

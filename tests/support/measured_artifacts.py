@@ -106,7 +106,6 @@ def figure(task: str, before: float, after: float, *, digest: str = DIGEST, **mo
 def write_scores(
     path: Path, *scores: Score, digest: str = DIGEST, artifact: ArtifactId = HARD
 ) -> Path:
-    """A score file at `path`, which is returned."""
     path.write_bytes(ScoreFile.of(artifact, digest, scores).to_bytes())
     return path
 
@@ -146,7 +145,6 @@ def public_file(private: Path) -> Path:
 
 
 def model_signing(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command of the package `model-signing`."""
     return subprocess.run(
         [sys.executable, "-m", "model_signing", *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(CHECKER)},

@@ -47,7 +47,6 @@ class Served:
 
     @property
     def answer(self) -> list[int]:
-        """Generated tokens."""
         return self.ids[self.prompt :]
 
 

@@ -101,7 +101,6 @@ def after(action: Callable[[], object]) -> Event:
 
 
 def index_of(hub: LocalHub | ScriptedHub) -> Index:
-    """The index a hub has now."""
     hub.refresh()
     data = hub.root_file("index.json")
     return Index.empty() if data is None else Index.from_bytes(data)
@@ -146,8 +145,6 @@ class Injection:
 
 
 def raise_error(code: int = errno.ENOSPC) -> Callable[[], None]:
-    """An action that fails as the operating system would."""
-
     def act() -> None:
         raise OSError(code, os.strerror(code))
 

@@ -144,7 +144,6 @@ class Rows:
 
 
 def attention_rows(loaded: LoadedModel, data: Sequence[Sequence[int]]) -> dict[int, Rows]:
-    """The rows of every full-attention layer."""
     parts: dict[int, list[Rows]] = {layer: [] for layer in loaded.block.attention_layers}
     for ids in data:
         with _hooked(loaded, parts), torch.inference_mode():

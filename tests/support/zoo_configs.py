@@ -83,7 +83,6 @@ OF_HUB: Mapping[str, dict[str, Any]] = {
 
 
 def write_config(folder: Path, recipe: ModelRecipe) -> Path:
-    """Write `config.json` for `recipe` to `folder`."""
     shape = recipe.geometry
     text = {
         "num_hidden_layers": shape.num_layers,
