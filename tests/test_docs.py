@@ -27,9 +27,7 @@ def blocks(page: Path, language: str) -> list[str]:
     )
 
 
-def test_the_python_of_the_documentation_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Catalog.packaged().recipe("Qwen3-8B")
     assert recipe is not None
     hub = LocalHub(tmp_path / "public", must_exist=False)

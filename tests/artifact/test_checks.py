@@ -142,9 +142,7 @@ def test_layers_that_share_a_matrix_are_still_checked_for_their_own_eigenvalues(
         (0.02, 3.0, ("localisation.v",)),
     ],
 )
-def test_localisation_compares_keys_values_and_both(
-    k: float, v: float, warnings: tuple[str, ...]
-) -> None:
+def test_localisation_of_keys_values_or_both(k: float, v: float, warnings: tuple[str, ...]) -> None:
     sides = {"k": rotation("qqt_r_h_pbr", spread=k), "v": rotation("qqt_r_h_pbr", spread=v)}
     assert checks.localisation(sides).warnings == warnings
 

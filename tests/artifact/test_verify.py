@@ -251,9 +251,7 @@ WARNED: list[tuple[set[str], dict[str, bytes], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("codes", "files", "given"), WARNED)
-def test_what_is_only_a_warning(
-    codes: set[str], files: dict[str, bytes], given: dict[str, Any]
-) -> None:
+def test_what_only_warns(codes: set[str], files: dict[str, bytes], given: dict[str, Any]) -> None:
     found = assert_verified(verify_files(files, **given))
     assert codes <= {*found.warnings} <= codes | {"pair.unproven"}
     assert found.grade == ("fp32" if "numeric.fp32_grade" in codes else "fp64")
@@ -354,9 +352,7 @@ def test_folders_that_are_no_pair(tmp_path: Path) -> None:
     assert isinstance(verify_path(empty), Unreadable)
 
 
-def test_links_and_large_files_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_and_large_files_stay_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "real", pair())
     (tmp_path / "link").symlink_to(folder)
     assert isinstance(verify_path(tmp_path / "link"), Unreadable)
@@ -380,9 +376,7 @@ def test_artifacts_in_a_tree(tmp_path: Path) -> None:
     assert find_artifacts(tmp_path / "absent") == find_artifacts(one / K) == []
 
 
-def test_a_folder_that_vanishes_during_the_walk_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_vanishes_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     list_folder = Path.iterdir
 

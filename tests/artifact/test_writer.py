@@ -119,9 +119,7 @@ def test_the_bytes_do_not_depend_on_memory_layout() -> None:
         (replace(tiny.rotation_set(), layers=()), MalformedFile),
     ],
 )
-def test_what_no_reader_takes_is_not_written(
-    rotations: RotationSet, error: type[Exception]
-) -> None:
+def test_what_nobody_reads_is_not_written(rotations: RotationSet, error: type[Exception]) -> None:
     with pytest.raises(error):
         rotation_bytes(rotations)
 

@@ -77,9 +77,7 @@ def stream() -> Iterator[Callable[..., ServerClient]]:
         yield start
 
 
-def test_a_whole_stream_is_finished_and_a_client_can_hang_up_anywhere(
-    stream: Callable[..., ServerClient],
-) -> None:
+def test_a_stream_is_whole_or_hung_up_on_anywhere(stream: Callable[..., ServerClient]) -> None:
     client = stream(good)
     done = Call((1, 2), 5).run(client)
     assert (done.tokens, done.hung_up, done.error) == (5, False, None)
@@ -118,9 +116,7 @@ def silence() -> Iterator[Events]:
     over.set()
 
 
-def test_silence_and_nobody_there_are_errors(
-    stream: Callable[..., ServerClient], silence: Events
-) -> None:
+def test_silence_and_nobody_are_told(stream: Callable[..., ServerClient], silence: Events) -> None:
     assert Call((1, 2), 5).run(stream(silence, 0.3)).error == "no answer in time"
     with closed_port() as port:
         client = ServerClient(f"http://127.0.0.1:{port}")

@@ -93,9 +93,7 @@ def rows_of(report: Report) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(as_csv(report))))
 
 
-def test_json_csv_and_table_say_the_same(
-    report: Report, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_csv_and_table_agree(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     facts = facts_of(report)
     assert (facts["schema"], facts["weights"]) == ("oscar-zoo.bench-serve/2", "random")
     bf16, _, int2 = facts["sides"]

@@ -116,9 +116,7 @@ def test_the_job_after_the_cases_is_kept_and_named(run: Run) -> None:
     assert late.error == "the job took longer than 1 s" and late.job is None
 
 
-def test_a_signal_between_reading_and_keeping_loses_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_before_keeping_loses_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     take = sides._take
 
     def interrupted(item: dict[str, object], side: Side, job: OfflineJob) -> bool:
@@ -164,9 +162,7 @@ def steady(start: float, gap: float, count: int) -> list[tuple[float, int]]:
     gap=st.floats(1e-3, 1e-1),
     count=st.integers(200, 240),
 )
-def test_evenly_spaced_tokens_give_their_spacing(
-    starts: list[float], gap: float, count: int
-) -> None:
+def test_even_tokens_give_their_spacing(starts: list[float], gap: float, count: int) -> None:
     found = figures([steady(start, gap, count) for start in starts])
     assert found["ttft_s"] == max(starts)
     assert found["ms_per_token"] == pytest.approx(1000 * gap)

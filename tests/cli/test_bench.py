@@ -233,9 +233,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     "command", [("bench", "serve", "--cases", "1x64"), ("bench", "load", "--clients", "2")]
 )
 @pytest.mark.usefixtures("without_gpu")
-def test_a_large_model_needs_a_device_that_was_named_and_room(
-    command: tuple[str, ...], cli: Cli
-) -> None:
+def test_a_large_model_needs_a_named_device_and_room(command: tuple[str, ...], cli: Cli) -> None:
     large = (*command, "--dummy-weights", "Qwen3-8B")
     assert "--device cpu" in cli.refused(1, *large)
     assert "Qwen3-8B needs" in cli.refused(1, *large, "--device", "cpu")

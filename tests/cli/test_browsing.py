@@ -24,9 +24,7 @@ QWEN = "Qwen3-8B/seq20000_prompt83_group128"
 SMALL = SELECTION["chosen"] | {"change_percent": -0.1, "recall": 0.9}
 
 
-def test_measured_quality_is_shown_everywhere_and_apart_from_scores(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_measured_quality_is_shown_apart_from_scores(cli: Cli, tmp_path: Path) -> None:
     folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
     head, *rows = cli(0, "list", "--hub", hub).splitlines()
@@ -51,9 +49,7 @@ def test_measured_quality_is_shown_everywhere_and_apart_from_scores(
     assert "(+0.90 %, standard error 0.11); recall BF16 99.2 %" in card and by in card
 
 
-def test_a_version_that_was_yanked_is_marked_wherever_it_is_named(
-    cli: Cli, tmp_path: Path, own_state: Path
-) -> None:
+def test_a_yanked_version_is_marked_everywhere(cli: Cli, tmp_path: Path, own_state: Path) -> None:
     """An installed one by every verb that takes its name, a locked one by `list` too."""
     folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")

@@ -148,9 +148,7 @@ def test_without_a_question_nothing_is_asked(
 
 
 @pytest.mark.parametrize("words", [["hi"], ["hi", "there"]])
-def test_words_that_name_no_server_may_be_a_question(
-    asked: Asked, words: list[str], cli: Cli
-) -> None:
+def test_words_that_name_no_server_may_ask(asked: Asked, words: list[str], cli: Cli) -> None:
     hint = cli.json(3, "chat", *words)["error"]["hint"]
     assert not asked
     cli(0, *shlex.split(hint[hint.index("oscar-zoo chat") :])[1:])

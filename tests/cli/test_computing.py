@@ -206,9 +206,7 @@ def test_what_cannot_be_computed_is_not_offered(cli: Cli) -> None:
             assert "--compute" not in cli.refused(code, "pull", wanted, *more)
 
 
-def test_a_folder_without_weights_is_refused_before_anything_is_announced(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_folder_without_weights_is_refused_before_a_word(cli: Cli, tmp_path: Path) -> None:
     shutil.copy(MODEL / "config.json", tmp_path)
     for words in (["pull", tmp_path], ["serve", tmp_path, "--print", "--device", "cpu"]):
         err = cli.refused(1, *words, "--compute")

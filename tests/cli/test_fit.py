@@ -96,9 +96,7 @@ def test_the_folder_of_an_artifact_means_the_moments_beside_it(
     assert "one.moments.safetensors" in cli.refused(3, "fit", "./one", "--method", "oscar")
 
 
-def test_one_capture_gives_what_every_method_would_have_computed(
-    tmp_path: Path, halves: list[Path], cli: Cli
-) -> None:
+def test_one_capture_gives_what_methods_make(tmp_path: Path, halves: list[Path], cli: Cli) -> None:
     moments = compute(cli, tmp_path / "oscar", halves[0], "oscar")["moments"]
     for method in ("wush", "oscar-per-head", "oscar"):
         target = tmp_path / f"fit-{method}"
@@ -243,9 +241,7 @@ def huge(tmp_path: Path) -> Path:
     return folder
 
 
-def test_compute_says_how_much_is_missing_and_writes_nothing(
-    huge: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_compute_says_what_is_missing_and_writes_none(huge: Path, tmp_path: Path, cli: Cli) -> None:
     words = ("--output-dir", tmp_path / "made/rotation", "--device", "cpu", "--no-stream-weights")
     err = cli.refused(1, "compute", huge, *WORDS, *words)
     assert "huge needs about 4129 GB on cpu, " in err and " GB are free. " in err

@@ -48,9 +48,7 @@ def either(request: pytest.FixtureRequest, cli: QuickCli) -> QuickCli:
     return QuickCli(cli.environment, cli.folder, request.param)
 
 
-def test_publish_list_pull_verify_mirror_and_yank(
-    server: HubServer, either: QuickCli, tmp_path: Path
-) -> None:
+def test_publish_list_pull_and_yank(server: HubServer, either: QuickCli, tmp_path: Path) -> None:
     folder = str(write_folder(tmp_path / "artifact", measured_files()))
     hub = ("--hub", "hf:me/zoo")
     publish = ("publish", folder, *hub, "--allow-warnings")
@@ -184,9 +182,7 @@ def test_without_a_network_an_unknown_name_is_said_to_be_unknown(
     assert "check the network" in error["hint"].casefold()
 
 
-def test_an_interrupted_pull_leaves_nothing_that_counts(
-    server: HubServer, cli: QuickCli, tmp_path: Path
-) -> None:
+def test_an_interrupted_pull_leaves_none(server: HubServer, cli: QuickCli, tmp_path: Path) -> None:
     files = {f"{ONE}/{n}": d for n, d in artifact_files().items()}
     server.repository("org/zoo", files=files)
     slow = server.fault("slow", f"*{V_NAME}", bytes_per_second=2_000)
@@ -240,9 +236,7 @@ def test_the_report_goes_up_beside_the_manifest_and_a_pull_leaves_it_out(
 
 
 @pytest.mark.parametrize("damage", ["<script>alert(1)</script>", "of other bytes"])
-def test_a_page_that_is_no_report_of_the_artifact_stays_here(
-    cli: QuickCli, tmp_path: Path, damage: str
-) -> None:
+def test_a_page_that_is_no_report_stays_here(cli: QuickCli, tmp_path: Path, damage: str) -> None:
     files = measured_files()
     folder = str(write_folder(tmp_path / "artifact", files))
     digest = Manifest.from_bytes(files["oscar.json"]).digest or ""
@@ -320,9 +314,7 @@ def test_a_token_that_the_hub_refuses_is_not_kept(server: HubServer, tmp_path: P
     assert not (tmp_path / "token").exists()
 
 
-def test_a_refused_variable_is_named_because_it_would_win(
-    server: HubServer, tmp_path: Path
-) -> None:
+def test_a_refused_variable_is_named_since_it_would_win(server: HubServer, tmp_path: Path) -> None:
     server.fault("status", "/api/whoami-v2", code=401)
     terminal = Login(["login"], environment(server, tmp_path, HF_TOKEN=TOKEN))
     assert terminal.end() == 6

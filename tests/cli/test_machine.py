@@ -100,9 +100,7 @@ def test_gc_says_what_goes_and_how_much(cli: Cli, record: Record) -> None:
     assert not orphan.exists() and Store().open(record.digest).files == artifact_files()
 
 
-def test_rm_takes_names_like_every_other_command_and_removes_all_or_nothing(
-    cli: Cli, record: Record
-) -> None:
+def test_rm_takes_names_as_every_command_and_removes_all_or_none(cli: Cli, record: Record) -> None:
     second = put_second()
     wrong = ((3, [TINY.reference, "nothing"]), (2, [TINY.model]), (3, ["./folder"]), (2, []))
     for code, names in wrong:
@@ -260,9 +258,7 @@ def killed_in(folder: Path) -> Path:
     return left
 
 
-def test_the_same_command_removes_what_it_left_when_it_was_killed(
-    cli: Cli, tmp_path: Path, own_state: Path
-) -> None:
+def test_a_killed_command_removes_its_rest_later(cli: Cli, tmp_path: Path, own_state: Path) -> None:
     hub = hub_with(tmp_path / "hub", artifact_files())
     copy = tmp_path / "copy"
     mirror = ("mirror", f"file:{hub.root}", f"file:{copy}", "--all", "--create")
@@ -385,9 +381,7 @@ def test_offline_no_hub_is_asked(server: HubServer, quick: QuickCli) -> None:
     assert server.requests == []
 
 
-def test_a_refused_token_and_one_that_others_can_read_are_named(
-    server: HubServer, quick: QuickCli
-) -> None:
+def test_refused_tokens_and_those_others_read_are_named(server: HubServer, quick: QuickCli) -> None:
     def told(**variables: str) -> dict[str, Any]:
         done = quick("doctor", "--json", OSCAR_ZOO_HUB="file:.", **variables)
         assert CANARY not in done.out + done.err

@@ -203,9 +203,7 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(
         main.run(["info", TINY])
 
 
-def test_sigterm_is_reported_and_other_exits_pass(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_is_told_and_other_exits_pass(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oscar_zoo.site.info.describe", lambda *_, **__: sys.exit(main.TERMINATED))
     assert "SIGTERM" in cli.refused(143, "info", TINY)
     monkeypatch.setattr("oscar_zoo.site.info.describe", lambda *_, **__: sys.exit(5))
@@ -222,9 +220,7 @@ def test_sigterm_is_reported_and_other_exits_pass(
         ("info Qwen3-9B --json", 3, "error: no artifact is called"),
     ],
 )
-def test_output_that_cannot_be_written_is_an_error(
-    words: str, code: int, seen: str, unbuffered: str
-) -> None:
+def test_unwritable_output_is_an_error(words: str, code: int, seen: str, unbuffered: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     env = os.environ | {"PYTHONUNBUFFERED": unbuffered}

@@ -157,9 +157,7 @@ def test_the_silent_observer_takes_everything_and_says_no() -> None:
     assert SILENT.confirm(Note("compute.start", "Compute it now?")) is False
 
 
-def test_a_line_for_every_later_phase_and_every_thirty_seconds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_line_for_each_later_phase_and_thirty_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with TerminalObserver(clock=clock) as observer:
         observer.begin(PHASES, timed=True)
@@ -196,9 +194,7 @@ def test_a_question_is_a_no_where_nobody_can_answer() -> None:
         assert observer.confirm(Note("test.question", "Go on?")) is False
 
 
-def test_a_wait_is_a_line_for_every_label_and_every_thirty_seconds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wait_is_a_line_per_label_and_thirty_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with TerminalObserver(clock=clock) as observer:
         for seconds in range(0, 50, 10):

@@ -93,9 +93,7 @@ def test_a_name_that_nobody_knows_asks_whether_the_folder_was_meant(
 
 
 @pytest.mark.parametrize("command", ["serve", "pull"])
-def test_nothing_is_computed_for_a_path_without_its_dot(
-    cli: Cli, here: Path, command: str, empty: str
-) -> None:
+def test_no_path_without_a_dot_is_computed(cli: Cli, here: Path, command: str, empty: str) -> None:
     words = (command, "try/rotation", "--hub", empty)
     line = cli.refused(3, *words)
     assert "A folder would be written ./try/rotation; to compute one: " in line
@@ -116,9 +114,7 @@ def test_python_takes_names_and_paths_by_the_same_rule(here: Path) -> None:
         assert isinstance(oscar_zoo.verify(path), Verified)
 
 
-def test_pull_computes_for_a_folder_that_is_written_as_one(
-    cli: Cli, here: Path, empty: str
-) -> None:
+def test_pull_computes_for_a_folder_written_as_one(cli: Cli, here: Path, empty: str) -> None:
     shutil.copytree(MODEL, here / "my-model")
     for more in ((), ("--compute", "--dry-run")):
         line = cli.refused(3, "pull", "my-model", "--hub", empty, *more)
@@ -214,9 +210,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["ckpt", TINY])
 @pytest.mark.parametrize("command", ["pull", "eval", pytest.param("serve", marks=needs_sglang)])
 @pytest.mark.usefixtures("silent")
-def test_a_model_folder_is_called_one_where_hubs_are_silent(
-    cli: Cli, command: str, name: str
-) -> None:
+def test_a_model_folder_is_called_one_by_silent_hubs(cli: Cli, command: str, name: str) -> None:
     """It is here, whatever its name; the way on is to compute its rotation."""
     shutil.copytree(MODEL, name)
     what = f"error: ./{name} is a model; no rotation for it is on this machine, and"
@@ -230,9 +224,7 @@ def test_a_model_folder_is_called_one_where_hubs_are_silent(
 
 @pytest.mark.parametrize("more", [[], ["--compute"], ["--compute", "--dry-run"]])
 @pytest.mark.usefixtures("silent")
-def test_the_bare_name_of_a_folder_is_named_where_hubs_are_silent(
-    cli: Cli, more: list[str]
-) -> None:
+def test_the_bare_name_of_a_folder_is_told_where_hubs_are_silent(cli: Cli, more: list[str]) -> None:
     shutil.copytree(MODEL, "ckpt")
     for offline in ([], ["--offline"]):
         said = cli.refused(5, "pull", "ckpt", *more, *offline)

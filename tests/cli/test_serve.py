@@ -390,9 +390,7 @@ def test_a_damaged_artifact_in_the_background_starts_nothing(tmp_path: Path) -> 
     assert ended.err.startswith("checking model and artifact (0 s)\n")
 
 
-def test_a_server_that_was_killed_knows_its_prompts_when_it_is_back(
-    rotation: Path, tmp_path: Path
-) -> None:
+def test_a_server_that_was_killed_knows_its_prompts_again(rotation: Path, tmp_path: Path) -> None:
     files, prompt, reused = tmp_path / "prompts", text_tokens()[1000:1700], list[int]()
     options = ("--host-cache", "2GiB", "--disk-cache", str(files))
     # The canary of a new server prefills a text while SGLang waits a second for the files.

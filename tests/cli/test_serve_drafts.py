@@ -101,9 +101,7 @@ def test_text_drafts_where_the_weights_lost_the_layer(
     assert "--drafts=ngram" in err
 
 
-def test_the_index_says_it_of_a_checkpoint_in_shards(
-    cli: Cli, tmp_path: Path, models: Path
-) -> None:
+def test_the_index_says_it_of_checkpoints_in_shards(cli: Cli, tmp_path: Path, models: Path) -> None:
     for name, wanted in (("dense", "NEXTN"), ("dense-lost", "NGRAM")):
         shards = shutil.copytree(models / name, tmp_path / name)
         names = load_file(shards / "model.safetensors")

@@ -162,9 +162,7 @@ def test_flags_of_other_servers_have_a_name_here(flag: str, ours: str, cli: Cli)
     assert ours.lower() in cli.refused(2, "serve", "X", flag, "1").lower()
 
 
-def test_the_zoo_says_on_how_many_gpus(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_zoo_knows_the_gpus(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "default_device", lambda: "cpu")
     recipe = Catalog.packaged().recipe("Qwen3-32B")
     assert recipe is not None
@@ -241,9 +239,7 @@ def test_a_request_as_a_command_line_again(text: str) -> None:
     assert other == replace(request, port=4711, detach=False)
 
 
-def test_a_taken_port_shows_the_command_with_a_free_one(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_port_shows_a_free_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oscar_zoo.serving.serve.require_serve", lambda: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -283,9 +279,7 @@ def test_a_taken_port_shows_the_command_with_a_free_one(
         ("ValueError: --frob", None),
     ],
 )
-def test_a_model_that_could_not_be_fetched_has_a_next_step(
-    tmp_path: Path, said: str, step: str | None
-) -> None:
+def test_a_model_not_fetched_has_a_next_step(tmp_path: Path, said: str, step: str | None) -> None:
     failed = ServerFailed(f"the server ended: {said}.", hint="log: x")
     again = parse(["X", "--port", "31000"]).command_line(model="DIR")
     told = with_next_step(failed, "a/b", again)

@@ -211,9 +211,7 @@ def refusal(table: Table, arguments: list[str], code: int) -> str:
     )
 
 
-def test_a_server_that_dies_while_serving(
-    cli: Cli, artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_dies_serving(cli: Cli, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs still get one object; the cause goes to stderr, and the exit code says it."""
     port = served_model.take_its_place(monkeypatch, dies=True)
     command = ["serve", artifact, "--model", EXAMPLE, "--port", port, "--device", "cpu"]
@@ -348,9 +346,7 @@ def test_every_command_says_what_the_document_says(
 
 
 @pytest.mark.parametrize("more", ["--print", "--device=cpu"])
-def test_a_name_that_no_server_takes_is_refused_before_anything_is_looked_for(
-    more: str, said: Said
-) -> None:
+def test_a_name_that_no_server_takes_is_refused_before_any_look(more: str, said: Said) -> None:
     reason = "SGLang masks chunks in its FlashAttention backend alone"
     for name in ("Llama-4-Scout", "meta-llama/Llama-4-Scout-17B-16E-Instruct"):
         assert reason in said("serve", name, more) and "compute" not in said("serve", name, more)

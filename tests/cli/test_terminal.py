@@ -132,9 +132,7 @@ def test_what_is_not_a_terminal_gets_every_row_in_one_line() -> None:
     ],
     ids=["latin-1", "ascii", "C"],
 )
-def test_an_encoding_that_lacks_characters_gets_others(
-    variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_poor_encoding_gets_other_characters(variables: dict[str, str], tmp_path: Path) -> None:
     write_folder(tmp_path / "größe→", artifact_files())
     place = f"{tmp_path}/größe→"
     commands = (
@@ -169,9 +167,7 @@ def test_json_keeps_what_cannot_be_encoded() -> None:
 
 
 @pytest.mark.parametrize("hidden", ["\x1b[1m", "\x7f", "\x9b1m", "\u202e", "\u2066", "\U000e0041"])
-def test_json_shows_characters_that_a_terminal_acts_on(
-    hidden: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_shows_what_terminals_act_on(hidden: str, capsys: pytest.CaptureFixture[str]) -> None:
     terminal.emit_json({"note": f"é{hidden}x", "é": [hidden]})
     out = capsys.readouterr().out
     assert json.loads(out) == {"note": f"é{hidden}x", "é": [hidden]}

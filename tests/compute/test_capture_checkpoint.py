@@ -173,9 +173,7 @@ def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"needs": "rows"}, "needs rows weighted, this one has rows"),
     ],
 )
-def test_the_state_of_something_else_is_refused(
-    tmp_path: Path, changed: dict[str, str], said: str
-) -> None:
+def test_the_state_of_others_is_refused(tmp_path: Path, changed: dict[str, str], said: str) -> None:
     save_one(Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"}, INFO))
     with pytest.raises(OutputExists, match=said) as refusal:
         Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"} | changed, INFO).load()

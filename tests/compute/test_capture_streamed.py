@@ -88,9 +88,7 @@ def test_memory_that_ends_in_the_middle_of_a_job_is_one_line(tmp_path: Path) -> 
     assert not (tmp_path / "made").exists()
 
 
-def test_float8_is_dequantized_layer_by_layer_and_its_output_weights_are_read(
-    tmp_path: Path,
-) -> None:
+def test_float8_is_dequantized_by_layer_and_its_output_weights_are_read(tmp_path: Path) -> None:
     folders = float8_pair(EXAMPLE, tmp_path)
     data = sequences(64, 30, vocabulary=2048)
     streamed, whole, plain = (

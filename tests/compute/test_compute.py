@@ -75,9 +75,7 @@ def test_what_a_request_leaves_open_is_decided_once(model: Path) -> None:
     assert (job.recipe.group_size, job.device) == (8, "cpu")
 
 
-def test_an_observer_hears_the_phases_and_every_remark_is_in_the_result(
-    model: Path, tmp_path: Path
-) -> None:
+def test_an_observer_hears_phases_and_remarks_are_in_results(model: Path, tmp_path: Path) -> None:
     seen = Recorder()
     request = ComputeParams(
         str(model), calib_tokens=256, method="oscar", output=tmp_path / "out", resume=True

@@ -124,9 +124,7 @@ def test_an_artifact_is_not_replaced_by_accident(result: ComputeResult) -> None:
 
 
 @pytest.mark.parametrize("phase", ["load", "capture", "fit", "write"])
-def test_an_interrupt_leaves_nothing(
-    tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupts_leave_none(tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the capture took so short that nothing of it was saved."""
     monkeypatch.setattr(checkpoint, "MIN_SECONDS", float("inf"))
 
@@ -139,9 +137,7 @@ def test_an_interrupt_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_result_that_fails_verification_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_unverified_result_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken solver: eigenvectors that are not orthogonal."""
     solve = torch.linalg.eigh
     monkeypatch.setattr(

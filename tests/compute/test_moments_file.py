@@ -92,9 +92,7 @@ def test_the_same_moments_give_the_same_bytes(moments: Moments, content: bytes) 
     assert moments_bytes(replace(moments, layers=layers), describe(moments)) == content
 
 
-def test_other_readers_see_lower_triangles(
-    moments: Moments, content: bytes, tmp_path: Path
-) -> None:
+def test_others_read_lower_triangles(moments: Moments, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(content)
     tensors = load_file(tmp_path / "m.safetensors")
     assert tensors["qq"].shape == (2, 2, 16 * 17 // 2)
@@ -105,9 +103,7 @@ def test_other_readers_see_lower_triangles(
     assert len(content) - 8 * values < 4096
 
 
-def test_a_part_of_a_capture_goes_on_with_the_sums_of_one_that_was_never_interrupted(
-    tmp_path: Path,
-) -> None:
+def test_a_part_of_a_capture_goes_on_with_the_sums_of_an_uninterrupted_one(tmp_path: Path) -> None:
     """Layers at different stages, one sequence of two."""
     first, rest = slice(0, 70), slice(70, 200)
     whole, part = empty_moments(), empty_moments()
@@ -225,9 +221,7 @@ def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=120)
 @given(st.data())
-def test_damaged_bytes_give_an_error_or_complete_moments(
-    content: bytes, data: st.DataObject
-) -> None:
+def test_damaged_bytes_are_an_error_or_whole_moments(content: bytes, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, 3000))
     damaged = bytearray(content)
     if data.draw(st.booleans()):

@@ -125,9 +125,7 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["manual", "prompts.jsonl", "data/prompts.jsonl", "./x/y", "/no/where", "a/b/c", "::"]
 )
-def test_what_is_neither_a_path_nor_a_name_is_refused(
-    name: str, call: Callable[[str], object]
-) -> None:
+def test_what_is_no_path_and_no_name_is_refused(name: str, call: Callable[[str], object]) -> None:
     write(Path("data"), "x")
     with pytest.raises((errors.PathNotFound, errors.UsageError)) as caught:
         call(name)

@@ -121,9 +121,7 @@ def test_reuse_that_is_missing_or_must_not_be_is_told(judge: Judge, right: Serve
         assert len(lines) == (not fine) and all(f"a turn reused {cached} " in x for x in lines)
 
 
-def test_a_model_with_states_reuses_up_to_the_last_saved_state(
-    right: ServerRun, tmp_path: Path
-) -> None:
+def test_a_model_with_states_reuses_to_the_last_saved(right: ServerRun, tmp_path: Path) -> None:
     folder = write_architecture("lfm2", tmp_path / "lfm2", dtype="float32")
     model = load_model(str(folder), dtype="float32")
     windows = Windows(sink=4, recent=RECENT)
@@ -154,9 +152,7 @@ def test_recall_that_is_worse_in_conversations_is_told(
 
 
 @pytest.mark.parametrize(("missed", "fine"), [(0, True), (7, True), (8, False)])
-def test_recall_may_differ_by_chance(
-    judge: Judge, right: ServerRun, missed: int, fine: bool
-) -> None:
+def test_recall_differs_by_chance(judge: Judge, right: ServerRun, missed: int, fine: bool) -> None:
     """A coin falls seven times on one side in 1.6 % of all runs, eight times in 0.8 %."""
     turns = [turn for talk in right.talks * 3 for turn in talk]
     wrong = [

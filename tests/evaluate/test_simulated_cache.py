@@ -163,9 +163,7 @@ def test_every_position_reads_its_own_windows(pair: str, sink: int, recent: int)
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize(("cap", "sinks"), [(1.5, False), (None, True), (0.7, True)])
-def test_a_cap_and_learned_sinks_see_whole_logits(
-    pair: str, cap: float | None, sinks: bool
-) -> None:
+def test_caps_and_learned_sinks_see_whole_logits(pair: str, cap: float | None, sinks: bool) -> None:
     """Also where keys are centred: what the mean adds to a logit is no longer without effect."""
     softmax = Softmax(0.3, cap, torch.linspace(-2, 2, HEADS) if sinks else None)
     spec = CacheSpec(*PAIRS[pair], recipe(4, 10))

@@ -44,9 +44,7 @@ def test_windows_are_evenly_taken_and_fewer_of_a_short_text() -> None:
 
 
 @pytest.mark.parametrize("skip", [0, 40])
-def test_perplexity_equals_the_models_own_loss(
-    model: LoadedModel, ids: torch.Tensor, skip: int
-) -> None:
+def test_perplexity_is_the_model_s_loss(model: LoadedModel, ids: torch.Tensor, skip: int) -> None:
     task = Perplexity.from_tokens(ids, windows=2, length=200, skip=skip)
     losses = []
     with torch.inference_mode():

@@ -131,9 +131,7 @@ def test_a_refusal_is_that_of_the_hub_and_only_its_beginning_is_read(serve: Serv
     assert 64 << 10 <= int(caught.value.message.split()[2]) < 256 << 10
 
 
-def test_silence_and_refused_connections_are_not_tried_again(
-    serve: Serve, pauses: list[float]
-) -> None:
+def test_silent_and_refused_connections_are_not_repeated(serve: Serve, pauses: list[float]) -> None:
     server = serve(lambda connection, seen: server.ending.wait())
     with pytest.raises(errors.HubTimeout):
         hub(server, read=0.3).get(server.url, limit=9)
@@ -191,9 +189,7 @@ def test_a_wait_that_is_none(text: str) -> None:
     assert asked_to_wait({"retry-after": text}) is None
 
 
-def test_offline_mode_of_the_client_is_obeyed(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_mode_of_a_client_is_obeyed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve(GOOD)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(errors.OfflineError):
@@ -410,9 +406,7 @@ def test_no_way_of_redirects_leaks_the_token(serve: Serve) -> None:
         assert not any("left" in seen.headers.get("cookie", "") for seen in everywhere)
 
 
-def test_a_login_of_the_shared_client_itself_goes_nowhere(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_of_the_client_goes_nowhere(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may have set up the client for a proxy or a hub of its own."""
     make = type(http.http_client())
     with make(auth=("user", CANARY), headers={"Authorization": CANARY, "Cookie": CANARY}) as client:

@@ -424,9 +424,7 @@ for repo in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_trouble_of_writing_has_its_sentence(
-    server: HubServer, tmp_path: Path, version: int
-) -> None:
+def test_each_trouble_of_writing_is_said(server: HubServer, tmp_path: Path, version: int) -> None:
     """Two uploads that never end are among them: they must not keep the process alive either."""
     for repo_id, (kind, path, arguments, _) in TROUBLE.items():
         repo = server.repository(repo_id)

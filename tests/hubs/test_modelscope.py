@@ -312,9 +312,7 @@ def writing(repo: Repository, token: str) -> Repository:
     return repo
 
 
-def test_a_branch_that_moved_or_has_the_version_is_not_written(
-    server: HubServer, writing: Repository
-) -> None:
+def test_no_branch_that_moved_or_has_it_is_written(server: HubServer, writing: Repository) -> None:
     hub = open_zoo()
     parent = hub.revision
     writing.commit({"index.json": b"other"})

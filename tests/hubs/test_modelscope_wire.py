@@ -54,9 +54,7 @@ def listing(*entries: Any, latest: Any = None, name: str = "master") -> Listing:
         ("83ee97c6", None),
     ],
 )
-def test_the_commit_is_told_or_found_by_its_beginning_among_the_files(
-    latest: Any, commit: str | None
-) -> None:
+def test_the_commit_is_told_or_found_by_its_beginning(latest: Any, commit: str | None) -> None:
     odd = [entry("c", Revision=None), entry("d", Revision=7)]
     found = listing(entry("a", Revision=HEAD), entry("b"), *odd, latest=latest)
     assert found.commit == commit

@@ -74,9 +74,7 @@ TREE = [[0], [0, 1], [0, 2], [0, 2, 3], [0, 1, 4]]
 
 @pytest.mark.parametrize("chain", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 6), (0, 5), (9, 5)], ids=str)
-def test_a_draft_is_the_last_token_of_a_decode_step_over_its_ancestors(
-    chain: bool, sizes: tuple[int, int]
-) -> None:
+def test_a_draft_is_the_last_of_a_step_over_ancestors(chain: bool, sizes: tuple[int, int]) -> None:
     lengths, count = [5, 8, 0, 12, 40], len(TREE)
     filling = random_cache(
         lengths, SPEC, sink=sizes[0], recent=sizes[1], drafts=count, sink_from=0, ring_start=0

@@ -64,9 +64,7 @@ def test_source_compiles_without_a_gpu_and_is_kept(
 
 
 @pytest.mark.parametrize(("group", "drafts"), [(4, 4), (1, 7), (16, 2), (8, 8)])
-def test_variants_for_drafts_compile_and_spill_no_registers(
-    group: int, drafts: int, compiler: Path
-) -> None:
+def test_variants_for_drafts_spill_no_registers(group: int, drafts: int, compiler: Path) -> None:
     triton = pytest.importorskip("triton")
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     made = variant(group=group, whole=True, drafts=drafts)
@@ -92,9 +90,7 @@ def test_a_broken_source_raises_the_compilers_words(compiler: Path) -> None:
     variant(256, 4, 8, 1, (4, 4)),
     variant(128, 4, 8, 4, (4, 2)),
 ], ids=str)  # fmt: skip
-def test_stages_fit_into_the_shared_memory_of_a_block(
-    made: variants.AttentionVariant, shared: int
-) -> None:
+def test_stages_fit_into_the_memory_of_blocks(made: variants.AttentionVariant, shared: int) -> None:
     def room(stages: int) -> int:
         tiles = dataclasses.replace(made.tiles, stages=stages)
         used = variants.ring_bytes(dataclasses.replace(made, tiles=tiles).flags)

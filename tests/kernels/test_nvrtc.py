@@ -192,9 +192,7 @@ def test_a_killed_process_is_no_reason_to_wait() -> None:
     assert ahead.compile_all([Killed()], 1) == ["a process that compiles was killed"]
 
 
-def test_nobody_compiles_again_what_was_compiled_ahead(
-    compiler: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_compiled_ahead_is_used(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = builds()[0]
     ahead.compile_all([good], 1)
 

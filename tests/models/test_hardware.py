@@ -63,16 +63,12 @@ def test_compute_capabilities_come_from_the_driver(
         ("MIG-aa/1/0", [0, 1]),
     ],
 )
-def test_which_of_them_a_server_sees(
-    machine: dict[str, str], variable: str | None, seen: list[int]
-) -> None:
+def test_what_a_server_sees(machine: dict[str, str], variable: str | None, seen: list[int]) -> None:
     environ = machine if variable is None else machine | {"CUDA_VISIBLE_DEVICES": variable}
     assert [gpu.index for gpu in hardware.visible(hardware.gpus(machine), environ)] == seen
 
 
-def test_the_device_when_nobody_chose_one(
-    machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_when_nobody_chose(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware.default_device(machine) == "cuda"
     assert hardware.default_device(machine | {"CUDA_VISIBLE_DEVICES": ""}) == "cpu"
     assert hardware.default_device({"PATH": "/nowhere"}) == "cpu"

@@ -112,9 +112,7 @@ def test_weights_in_an_unknown_format_have_no_known_size(
         (("a.safetensors", "c.safetensors"), 2000),
     ],
 )
-def test_files_that_are_stored_twice_count_once(
-    tmp_path: Path, files: tuple[str, ...], size: int
-) -> None:
+def test_files_stored_twice_count_once(tmp_path: Path, files: tuple[str, ...], size: int) -> None:
     for name in files:
         (tmp_path / name).write_bytes(bytes(1000))
     if INDEX in files:

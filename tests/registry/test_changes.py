@@ -30,9 +30,7 @@ def other_version(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other"))
 
 
-def test_one_publish_is_one_commit_and_one_tag_without_a_slash(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_one_publish_is_one_commit_and_a_tag_without_a_slash(tmp_path: Path, folder: Path) -> None:
     hub = ScriptedHub(tmp_path / "hub")
     result = publish(folder, hub)
     (change,) = hub.commits
@@ -102,9 +100,7 @@ def test_a_lost_request_is_sent_again_but_not_for_ever(tmp_path: Path, folder: P
     assert len(hub.events) == 9 - changes.ATTEMPTS
 
 
-def test_a_reply_that_stays_lost_is_said_to_be_unknown_and_can_be_repeated(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_lost_reply_is_unknown_and_can_be_repeated(tmp_path: Path, folder: Path) -> None:
     hub = ScriptedHub(tmp_path / "hub", lose_reply_and_die)
     with pytest.raises(errors.NetworkError, match="not known whether") as caught:
         publish(folder, hub)
@@ -115,18 +111,14 @@ def test_a_reply_that_stays_lost_is_said_to_be_unknown_and_can_be_repeated(
     assert len(hub.commits) == 1
 
 
-def test_a_hub_that_is_down_from_the_start_is_not_said_to_be_unknown(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_hub_down_from_the_start_is_not_said_to_be_unknown(tmp_path: Path, folder: Path) -> None:
     hub = ScriptedHub(tmp_path / "hub")
     hub.down = errors.HubUnreachable.for_hub(hub.title, "connection refused")
     with pytest.raises(errors.HubUnreachable, match="connection refused"):
         publish(folder, hub)
 
 
-def test_what_cannot_be_read_back_is_an_error_that_can_be_repeated(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_what_cannot_be_read_back_is_a_repeatable_error(tmp_path: Path, folder: Path) -> None:
     def answers_and_dies(hub: ScriptedHub, change: Change) -> Any:
         commit = hub.write(change)
         hub.down = errors.HubUnreachable.for_hub(hub.title, "connection refused")
@@ -167,9 +159,7 @@ def test_a_tag_that_fails_is_a_warning_and_repaired_by_publishing_again(
     assert again.tag == TAG and list(hub.tags) == [TAG]
 
 
-def test_a_tag_of_an_earlier_commit_with_the_same_content_is_right(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_tag_of_an_earlier_commit_with_its_content_is_right(tmp_path: Path, folder: Path) -> None:
     hub = ScriptedHub(tmp_path / "hub")
     first = publish(folder, hub)
     publish(other_version(tmp_path), hub)

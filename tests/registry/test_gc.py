@@ -134,9 +134,7 @@ def test_an_entry_with_a_rotten_record_goes_and_one_of_another_version_stays(sto
 
 
 @pytest.mark.parametrize("why", ["busy", "no locks"])
-def test_without_the_lock_young_blobs_stay(
-    store: Store, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_unlocked_young_blobs_stay(store: Store, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     store.put(ID, KEPT, source="s")
     for name, seconds in (("0", 0.0), ("1", 7200.0)):
         blob = store.blobs / (name * 64)
@@ -160,9 +158,7 @@ def test_a_store_that_others_can_write_is_left_alone(store: Store) -> None:
     assert disk_use(store.root) == before
 
 
-def test_an_entry_that_came_back_meanwhile_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_that_came_back_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put(ID, KEPT, source="s")
     forget(store, ID)
     listed = os.listdir

@@ -119,9 +119,7 @@ def test_a_source_that_contradicts_its_index_is_refused(source: LocalHub, target
     assert not target.root.exists()
 
 
-def test_bytes_that_change_while_they_are_fetched_are_refused(
-    source: LocalHub, target: LocalHub
-) -> None:
+def test_bytes_that_change_while_fetched_are_refused(source: LocalHub, target: LocalHub) -> None:
     class Moving(ScriptedHub):
         def fetch(self, artifact: ArtifactId, path: str, **more: Any) -> bytes:
             data = self.folder.fetch(artifact, path, **more)
@@ -154,9 +152,7 @@ def test_a_target_that_rots_is_caught(source: LocalHub, target: LocalHub, when: 
             copy_all(source, target, ["Bare"], told=spoil)
 
 
-def test_a_dry_run_and_a_proposal_leave_the_target_alone(
-    source: LocalHub, target: LocalHub
-) -> None:
+def test_dry_runs_and_proposals_leave_the_target_alone(source: LocalHub, target: LocalHub) -> None:
     dry = copy_all(source, target, dry_run=True)
     assert set(outcomes(dry).values()) == {"would be copied"}
     assert not target.root.exists()

@@ -62,9 +62,7 @@ def test_publishing_twice_is_success_and_writes_nothing(hub: LocalHub, folder: P
     assert (second.digest, second.revision) == (first.digest, first.revision)
 
 
-def test_the_same_content_computed_again_is_already_published(
-    tmp_path: Path, hub: LocalHub
-) -> None:
+def test_the_same_content_computed_anew_is_already_published(tmp_path: Path, hub: LocalHub) -> None:
     files = artifact_files()
     publish(write_folder(tmp_path / "one", files), hub)
     first = Manifest.from_bytes(files[FILE_NAME])
@@ -80,9 +78,7 @@ def test_the_same_content_computed_again_is_already_published(
         publish(write_folder(tmp_path / "three", files | {FILE_NAME: other.to_bytes()}), hub)
 
 
-def test_other_bytes_under_a_published_id_are_refused(
-    tmp_path: Path, hub: LocalHub, folder: Path
-) -> None:
+def test_other_bytes_under_one_id_are_refused(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
     publish(folder, hub)
     before = index_of(hub)
     with pytest.raises(errors.VersionExists) as caught:
@@ -93,9 +89,7 @@ def test_other_bytes_under_a_published_id_are_refused(
 
 
 @pytest.mark.parametrize("name", [K_NAME, FILE_NAME])
-def test_a_version_that_was_damaged_on_the_hub_is_other_content(
-    hub: LocalHub, folder: Path, name: str
-) -> None:
+def test_a_version_damaged_on_the_hub_is_another(hub: LocalHub, folder: Path, name: str) -> None:
     publish(folder, hub)
     (hub.root / str(HARD) / name).write_bytes(b"half")
     with pytest.raises(errors.VersionExists, match=name):
@@ -150,9 +144,7 @@ def test_a_card_with_damaged_markers_is_left_alone_and_told(hub: LocalHub, folde
     assert index_of(hub).entry(HARD) is not None
 
 
-def test_a_yanked_version_stays_yanked_when_it_is_published_again(
-    hub: LocalHub, folder: Path
-) -> None:
+def test_a_yanked_version_stays_yanked_when_published_again(hub: LocalHub, folder: Path) -> None:
     publish(folder, hub)
     set_status(hub, str(HARD), "yanked", reason="wrong data")
     assert publish(folder, hub, aliases=("more",)).already_published
@@ -179,9 +171,7 @@ def damaged() -> dict[str, tuple[dict[str, bytes], type[Exception], str]]:
 
 
 @pytest.mark.parametrize("what", damaged())
-def test_what_is_no_whole_artifact_never_reaches_a_hub(
-    tmp_path: Path, hub: LocalHub, what: str
-) -> None:
+def test_no_part_of_an_artifact_reaches_a_hub(tmp_path: Path, hub: LocalHub, what: str) -> None:
     files, error, said = damaged()[what]
     with pytest.raises(error, match=said) as caught:
         publish(write_folder(tmp_path / "out", files), hub)
@@ -237,9 +227,7 @@ def test_a_repository_is_created_on_request_only(tmp_path: Path, folder: Path) -
     assert hub.created == 1
 
 
-def test_a_publisher_killed_anywhere_is_repaired_by_publishing_again(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_killed_publisher_is_repaired_by_publishing_again(tmp_path: Path, folder: Path) -> None:
     for number in range(1, 400):
         hub = LocalHub(tmp_path / f"hub{number}", must_exist=False)
         killed = killed_at(number, lambda hub=hub: publish(folder, hub))  # type: ignore[misc]

@@ -123,9 +123,7 @@ def test_a_signature_goes_along_and_is_required_of_a_pull(
     assert caught.value.code == "signature.unknown_key"
 
 
-def test_a_commit_of_somebody_else_in_between_is_kept(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
+def test_a_commit_of_others_is_kept(server: HubServer, publisher: Publisher, folder: str) -> None:
     repo = server.repository("org/zoo")
     server.fault(
         "move",
@@ -152,9 +150,7 @@ def test_a_proposal_becomes_a_version_when_it_is_merged(
     assert (merged["already_published"], merged["tag"], len(repo.commits)) == (True, TAG, 2)
 
 
-def test_without_the_right_to_write_nothing_is_written(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
+def test_writing_needs_the_right_to(server: HubServer, publisher: Publisher, folder: str) -> None:
     repo = server.repository("org/zoo")
     repo.write_token = "hf_owner"
     assert publisher.do("publish", folder=folder, hub=HUB)["error"].startswith("access")

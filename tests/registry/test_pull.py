@@ -23,9 +23,7 @@ from oscar_zoo.registry.trust import Trust
 NAME = HARD.model
 
 
-def test_pull_stores_exactly_the_hubs_bytes_and_fetches_them_once(
-    tmp_path: Path, store: Store
-) -> None:
+def test_pull_stores_the_hubs_bytes_and_fetches_them_once(tmp_path: Path, store: Store) -> None:
     files, seen = artifact_files(), list[str]()
     hub = hub_with(tmp_path / "hub", files)
     result = pull("TINY-qwen3-hard", hub, store, progress=lambda path, *_: seen.append(path))
@@ -72,9 +70,7 @@ def test_a_rotten_entry_names_the_hub_it_came_from_where_others_were_asked(
     assert again in str(info.value.hint)
 
 
-def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(
-    tmp_path: Path, store: Store
-) -> None:
+def test_other_bytes_under_one_id_are_an_error_of_2_digests(tmp_path: Path, store: Store) -> None:
     old = pull(NAME, hub_with(tmp_path / "one", artifact_files()), store).artifact.record
     hub = hub_with(tmp_path / "two", artifact_files(seed=1))
     with pytest.raises(errors.DigestMismatchError) as caught:
@@ -124,9 +120,7 @@ class ChangingHub(SilentHub):
         return super().fetch(artifact, path, limit=limit, progress=progress) + self.more
 
 
-def test_another_length_than_listed_or_than_artifacts_have_is_refused(
-    tmp_path: Path, store: Store
-) -> None:
+def test_a_length_other_than_listed_or_possible_is_refused(tmp_path: Path, store: Store) -> None:
     hub = ChangingHub(hub_with(tmp_path / "hub", payload()).root)
     with pytest.raises(errors.DigestMismatchError, match="bytes"):
         pull(NAME, hub, store)
@@ -137,9 +131,7 @@ def test_another_length_than_listed_or_than_artifacts_have_is_refused(
 
 
 @pytest.mark.parametrize("more", [{}, {"statistics.safetensors": b"unknown"}])
-def test_bytes_are_those_the_package_promises(
-    tmp_path: Path, store: Store, more: dict[str, bytes]
-) -> None:
+def test_bytes_are_as_promised(tmp_path: Path, store: Store, more: dict[str, bytes]) -> None:
     promised = Manifest.from_bytes(artifact_files()[FILE_NAME])
     catalog = Catalog(Catalog.packaged().recipes(), [promised])
     other = hub_with(tmp_path / "one", {**payload(seed=0 if more else 1), **more})
@@ -161,9 +153,7 @@ def test_bytes_are_those_the_package_promises(
 
 
 @pytest.mark.parametrize("change", ["swapped", "removed"])
-def test_another_manifest_over_the_same_payload_is_an_error(
-    tmp_path: Path, store: Store, change: str
-) -> None:
+def test_other_manifests_of_a_payload_are_errors(tmp_path: Path, store: Store, change: str) -> None:
     files = artifact_files()
     pull(NAME, hub_with(tmp_path / "one", files), store)
     other = dict(files)

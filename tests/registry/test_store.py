@@ -82,9 +82,7 @@ def test_two_ids_may_share_their_bytes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["k_rotation_qqt_r_h_pbr.pt", "oscar.json", "blob"])
-def test_a_flipped_byte_is_seen_at_the_next_use_and_repaired_by_put(
-    store: Store, name: str
-) -> None:
+def test_a_flipped_byte_is_seen_at_its_next_use_and_put_repairs(store: Store, name: str) -> None:
     record = store.put(ID, artifact_files(), source="s").record
     blob = store.blobs / record.files[0].sha256
     flip(blob if name == "blob" else record.path / name)
@@ -107,9 +105,7 @@ def test_a_missing_file_and_a_link_in_place_of_one_are_seen(store: Store, tmp_pa
 
 
 @pytest.mark.parametrize("broken", [b"", b"{}", b"not json", b'{"schema": "oscar-zoo.record/2"}'])
-def test_an_entry_without_a_good_record_is_absent_and_repaired_by_put(
-    store: Store, broken: bytes
-) -> None:
+def test_an_entry_with_a_bad_record_is_absent_and_put_repairs(store: Store, broken: bytes) -> None:
     record = store.put(ID, PLAIN, source="s").record
     path = record.path / "record.json"
     path.chmod(0o600)
@@ -141,9 +137,7 @@ def test_unsafe_file_names_are_refused(store: Store, name: str) -> None:
     assert not store.root.exists()
 
 
-def test_without_hard_links_an_entry_keeps_copies(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_hard_links_make_copies(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "no links here")
 
@@ -166,9 +160,7 @@ def test_blobs_of_an_entry_that_could_not_be_stored_go_again(
 
 @pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
-def test_a_failing_disk_leaves_nothing_or_everything(
-    tmp_path: Path, code: int, stays: bool
-) -> None:
+def test_a_failing_disk_leaves_nothing_or_all(tmp_path: Path, code: int, stays: bool) -> None:
     for number in range(1, 200):
         store = Store(tmp_path / str(number))
         injection = Injection(number, raise_error(code), stays=stays)
@@ -256,9 +248,7 @@ def test_processes_that_store_the_same_at_once_all_succeed(store: Store) -> None
 
 
 @pytest.mark.parametrize("depth", range(4))
-def test_nothing_is_written_or_read_through_a_link(
-    store: Store, tmp_path: Path, depth: int
-) -> None:
+def test_no_link_is_written_or_read_through(store: Store, tmp_path: Path, depth: int) -> None:
     """Blobs, entries, the folder of a digest, and an entry; the root may be one."""
     record = store.put(ID, PLAIN, source="s").record
     place = (store.blobs, store.artifacts, record.path.parent, record.path)[depth]

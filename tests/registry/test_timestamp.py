@@ -126,9 +126,7 @@ def test_what_the_owner_did_not_sign_is_refused(
         open_view(hub, trust)
 
 
-def test_a_new_key_is_taken_when_the_user_says_so(
-    hub: LocalHub, trust: Trust, tmp_path: Path
-) -> None:
+def test_a_new_key_is_taken_if_the_user_agrees(hub: LocalHub, trust: Trust, tmp_path: Path) -> None:
     get(hub, tmp_path, trust)
     sign_with_another(hub)
     assert open_view(hub, Trust(trust.known, accept_new=True)).key

@@ -73,9 +73,7 @@ def write_index(hub: LocalHub, *entries: IndexEntry, serial: int | None = None) 
     hub.refresh()
 
 
-def test_a_pull_pins_for_the_project_and_for_the_user(
-    hub: LocalHub, store: Store, lock: PinFile
-) -> None:
+def test_pulls_pin_for_projects_and_users(hub: LocalHub, store: Store, lock: PinFile) -> None:
     record = pull(NAME, hub, store, trust=Trust(lock=lock)).artifact.record
     for file in (lock, PinFile.known()):
         pin = file.read().pin(HARD)
@@ -105,9 +103,7 @@ def test_a_digest_that_is_here_asks_no_hub(hub: LocalHub, store: Store, tmp_path
     assert dead.asked == 0
 
 
-def test_the_lock_holds_against_every_hub(
-    hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_locks_bind_every_hub(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
     old = pull(NAME, hub, store, trust=Trust(lock=lock)).artifact.record
     other = hub_with(tmp_path / "other", artifact_files(seed=1))
     elsewhere = Store(tmp_path / "elsewhere")
@@ -140,9 +136,7 @@ def test_a_lock_delivers_its_version_though_the_name_means_another_now(
     assert pull(NAME, hub, Store(tmp_path / "other")).artifact.record.id.tag == "newer"
 
 
-def test_locked_mode_takes_nothing_else_and_writes_nothing(
-    hub: LocalHub, store: Store, lock: PinFile
-) -> None:
+def test_locked_mode_takes_and_writes_nothing(hub: LocalHub, store: Store, lock: PinFile) -> None:
     with pytest.raises(errors.NotLocked, match=LOCK_NAME):
         pull(NAME, hub, store, trust=Trust(lock=lock, locked=True))
     assert not lock.path.exists()
@@ -154,9 +148,7 @@ def test_locked_mode_takes_nothing_else_and_writes_nothing(
     assert lock.path.read_bytes() == before
 
 
-def test_a_lock_can_be_read_without_being_written(
-    hub: LocalHub, store: Store, lock: PinFile
-) -> None:
+def test_a_lock_is_read_without_being_written(hub: LocalHub, store: Store, lock: PinFile) -> None:
     pull(NAME, hub, store, trust=Trust(lock=lock, write_lock=False))
     assert not lock.path.exists()
     pull(NAME, hub, store, trust=Trust(lock=lock))
@@ -177,9 +169,7 @@ def test_another_manifest_under_a_pin_is_seen(
         pull(NAME, hub, Store(tmp_path / "fresh"), trust=trust)
 
 
-def test_what_this_user_saw_holds_after_the_store_was_emptied(
-    hub: LocalHub, store: Store, tmp_path: Path
-) -> None:
+def test_what_was_seen_outlasts_the_store(hub: LocalHub, store: Store, tmp_path: Path) -> None:
     old = pull(NAME, hub, store).artifact.record
     store.remove(old)
     with pytest.raises(errors.DigestMismatchError, match="known artifacts") as caught:
@@ -213,9 +203,7 @@ def test_an_older_index_is_refused_unless_it_is_allowed(hub: LocalHub, store: St
         pull(NAME, hub, store)
 
 
-def test_yanked_versions_need_their_digest_and_bring_the_reason(
-    hub: LocalHub, store: Store
-) -> None:
+def test_yanked_versions_need_a_digest_and_bring_the_reason(hub: LocalHub, store: Store) -> None:
     write_index(hub, entry(artifact_files(), state="yanked", aliases=("hardy",)))
     for name in (NAME, "hardy", str(HARD), HARD.reference):
         with pytest.raises(errors.ArtifactNotFound, match="a bad fit"):
@@ -250,9 +238,7 @@ def test_no_other_hub_hides_a_refusal_or_wrong_bytes(
     assert store.installed() == ()
 
 
-def test_a_name_is_looked_for_on_one_hub_after_the_other(
-    hub: LocalHub, store: Store, tmp_path: Path
-) -> None:
+def test_a_name_is_sought_hub_after_hub(hub: LocalHub, store: Store, tmp_path: Path) -> None:
     empty = LocalHub(tmp_path / "empty", must_exist=False)
     assert pull(NAME, [empty, hub], store).hub == hub.name
     with pytest.raises(errors.NotFoundError) as caught:
@@ -296,9 +282,7 @@ def test_an_error_without_a_network_says_what_is_not_here_and_what_is(
     assert isinstance(failure("Qwen3-32B", named, offline=True), errors.ArtifactNotFound)
 
 
-def test_a_lock_names_the_hub_that_is_asked_first(
-    store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_a_lock_names_the_hub_to_ask_first(store: Store, lock: PinFile, tmp_path: Path) -> None:
     one, two = hub_with(tmp_path / "one", payload()), hub_with(tmp_path / "two", payload())
     trust = Trust(lock=lock)
     pull(NAME, two, store, trust=trust)
@@ -346,9 +330,7 @@ def test_offline_takes_what_is_here_and_pins_it_for_the_project_too(
     assert (pin.digest, pin.hub) == (record.digest, hub.name)
 
 
-def test_a_silent_hub_with_a_copy_here_says_how_to_use_it(
-    hub: LocalHub, store: Store, tmp_path: Path
-) -> None:
+def test_a_silent_hub_says_to_use_the_copy(hub: LocalHub, store: Store, tmp_path: Path) -> None:
     pull(NAME, hub, store)
     with pytest.raises(errors.NetworkError) as caught:
         pull(NAME, troubled(tmp_path / "dead"), store)

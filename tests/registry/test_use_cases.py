@@ -182,9 +182,7 @@ def test_what_training_leaves_beside_a_model_is_no_rotation(here: Path, config: 
         lambda folder: (folder / "model.safetensors").rename(folder / "statistics.safetensors"),
     ],
 )
-def test_rotations_by_name_or_no_model_make_an_artifact(
-    here: Path, spoil: Callable[[Path], object]
-) -> None:
+def test_rotations_by_name_make_an_artifact(here: Path, spoil: Callable[[Path], object]) -> None:
     folder = checkpoint_in(here / "mine")
     (folder / "training_args.bin").unlink()
     spoil(folder)
@@ -207,9 +205,7 @@ def test_a_command_that_takes_names_refuses_paths(here: Path) -> None:
         assert "verify" not in (missing.value.hint or "")
 
 
-def test_a_path_without_its_dot_has_one_exit_code(
-    here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_without_its_dot_has_one_code(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """However deep it lies, and whatever command it is given to."""
     pytest.importorskip("torch", reason="eval says first that it needs torch")
     commands = ["verify", "info", "eval", "serve", "compare ./one", "fit-gpu --memory 9GB"]

@@ -81,9 +81,7 @@ def test_latents_and_their_references_give_the_same_attention() -> None:
 
 
 @pytest.mark.parametrize("recent", [1, 8])
-def test_attention_that_may_start_before_the_write_ends_reads_only_the_newest_row_of_it(
-    recent: int,
-) -> None:
+def test_attention_that_may_start_before_a_write_ends_reads_its_newest_row(recent: int) -> None:
     early = list[LayerCache]()
     checked = 0
 

@@ -193,9 +193,7 @@ SINKS = torch.linspace(-2.0, 3.0, HEADS * GROUP)
     ],
     ids=["sinks", "sinks, centred keys", "cap", "cap and sinks"],
 )
-def test_learned_sinks_and_caps_count_in_every_tier(
-    sets: tuple[RotationSet, ...], softmax: Softmax
-) -> None:
+def test_sinks_and_caps_count_in_all_tiers(sets: tuple[RotationSet, ...], softmax: Softmax) -> None:
     cut = Cut([5, 7, 3], 8)
     machine, given = Machine(sets, softmax=softmax), tokens(cut.total)
     got = machine.ran(given, cut)

@@ -194,9 +194,7 @@ def test_a_gpu_is_what_people_call_it(
         (("--gpu", "GeForce RTX 2080 Ti"), []),
     ],
 )
-def test_a_gpu_that_means_nothing_is_refused(
-    cli: Cli, words: tuple[str, ...], suggested: list[str]
-) -> None:
+def test_a_meaningless_gpu_fails(cli: Cli, words: tuple[str, ...], suggested: list[str]) -> None:
     error = cli.json(2, "fit-gpu", "Qwen3-8B", *words)["error"]
     assert f"did you mean {' or '.join(suggested)}" in error["hint"] or not suggested
     assert error["hint"]

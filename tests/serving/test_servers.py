@@ -137,9 +137,7 @@ def test_stop_waits_for_the_end(
     assert child.wait() == -number and not list(records.folder().iterdir())
 
 
-def test_the_end_of_a_log_without_control_characters(
-    child: Child, tmp_path: Path, said: Said
-) -> None:
+def test_the_end_of_a_log_without_control_codes(child: Child, tmp_path: Path, said: Said) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"one\ntwo \x1b[31mred\x1b[0m\nthree \xff\n")
     left(replace(record(identity(child)), log=str(log)))

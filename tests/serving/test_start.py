@@ -48,9 +48,7 @@ class Listener(Silent):
         self.phases.append((label, unit))
 
 
-def test_a_server_lives_as_long_as_its_block(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_lives_in_its_block(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port, listener = served_model.take_its_place(monkeypatch, dies=False), Listener()
     before = signal.getsignal(signal.SIGINT)
     with oscar_zoo.serve(**arguments(artifact, port), observer=listener) as server:
@@ -93,9 +91,7 @@ def test_another_thread_may_start_one(artifact: Path, monkeypatch: pytest.Monkey
     server.stop()
 
 
-def test_a_server_that_ends_by_itself_says_why(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_ended_says_why(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = served_model.take_its_place(monkeypatch, dies=True)
     with oscar_zoo.serve(**arguments(artifact, port)) as server:
         with pytest.raises(ServerFailed, match=r"the server ended: .*it fell over\."):
@@ -122,9 +118,7 @@ def test_an_engine_that_was_killed_says_so(artifact: Path, monkeypatch: pytest.M
     assert records.told(record).endswith(" UTC: it was killed (SIGKILL)")
 
 
-def test_what_the_caller_says_reaches_the_command(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_has_what_callers_say(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Planned(Exception):
         pass
 
@@ -153,9 +147,7 @@ def test_what_the_caller_says_reaches_the_command(
         ({"clip": (2.0, 0.0)}, "clip ratios"),
     ],
 )
-def test_a_request_that_makes_no_sense(
-    artifact: Path, changes: dict[str, object], said: str
-) -> None:
+def test_a_senseless_request(artifact: Path, changes: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         oscar_zoo.serve(**{**arguments(artifact, 30000), **changes})
 
@@ -184,9 +176,7 @@ def test_sigterm_is_told_before_requests_drain(
     assert said.index("SIGTERM: 2 running requests finish") < said.index("Stopped by SIGTERM")
 
 
-def test_a_signal_around_the_start_in_the_background_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_around_a_background_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes when the process was started, and before anybody holds it."""
     begun: list[subprocess.Popen[bytes]] = []
     real = children.start

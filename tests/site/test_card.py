@@ -159,9 +159,7 @@ def test_the_report_of_a_folder_is_attached(cli: Cli, tmp_path: Path) -> None:
     assert "![Report" not in facts["card"]
 
 
-def test_a_score_under_other_settings_is_named_so_and_not_given_to_hubs(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_score_of_other_settings_is_named_so_and_kept_from_hubs(cli: Cli, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "made", artifact_files())
     digest = Version.of(HARD, artifact_files()).digest
     changed = gpqa(digest, value=60.0, stderr=2.46, recipe_changes={"clip": "1,1"})

@@ -75,9 +75,7 @@ def test_every_page_has_landmarks_a_skip_link_and_headings_in_order(pages: dict[
         assert {one["id"] for one in page.all("input", "select")} == labels, path
 
 
-def test_links_resolve_and_nothing_is_loaded_from_elsewhere(
-    pages: dict[str, Page], built: BuiltSite
-) -> None:
+def test_links_resolve_and_nothing_is_loaded(pages: dict[str, Page], built: BuiltSite) -> None:
     for path, page in pages.items():
         folder = (built.output / path).parent
         for link in page.all("a"):
@@ -115,9 +113,7 @@ def test_texts_of_a_manifest_are_text(pages: dict[str, Page]) -> None:
     assert not [one for one in page.all("a") if "script" in one["href"]]
 
 
-def test_the_table_shows_quality_with_its_reporter_and_says_what_is_missing(
-    pages: dict[str, Page],
-) -> None:
+def test_the_table_shows_quality_with_reporters_and_what_is_missing(pages: dict[str, Page]) -> None:
     text = pages["index.html"].text
     rows = dict(
         re.findall(r'<tr role="row".*?href="artifacts/([^"]+)\.html"(.*?)</tr>', text, re.DOTALL)

@@ -97,9 +97,7 @@ def test_nobody_waits_without_a_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     compiling.wait()
 
 
-def test_a_process_that_fails_says_so_and_holds_nobody_up(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_process_that_fails_says_so_and_holds_none_up(capfd: pytest.CaptureFixture[str]) -> None:
     compile_ahead.spawn(REQUEST)  # there is no artifact
     compiling.wait()
     out, err = capfd.readouterr()

@@ -155,9 +155,7 @@ def test_compilers_end_with_the_server(environment: dict[str, str]) -> None:
     assert _ends(pid)
 
 
-def test_nothing_is_compiled_for_a_server_that_has_ended_already(
-    environment: dict[str, str],
-) -> None:
+def test_nothing_is_compiled_for_a_server_that_ended_already(environment: dict[str, str]) -> None:
     """Such as one that is refused in its first second, while the program imports torch."""
     built = Path(environment["BUILT"])
     subprocess.run(

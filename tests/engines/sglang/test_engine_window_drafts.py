@@ -109,9 +109,7 @@ def test_drafts_are_accepted_and_rejected(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("name", "of"), [("int2_chain", "int2"), ("sinks_chain", "sinks"), ("sinks_eagle3", "sinks")]
 )
-def test_int2_tokens_and_log_probabilities_are_those_of_plain_decoding(
-    runs: Runs, name: str, of: str
-) -> None:
+def test_int2_tokens_and_log_probabilities_are_of_decoding(runs: Runs, name: str, of: str) -> None:
     assert runs.different(name, of) == []
     for group, wanted in runs.result(of)["groups"].items():
         (got,), (want,) = runs.result(name)["groups"][group]["logprobs"], wanted["logprobs"]

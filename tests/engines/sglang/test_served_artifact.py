@@ -32,9 +32,7 @@ def test_a_folder_with_a_manifest(tmp_path: Path) -> None:
     loaded.check_geometry(**FIT)
 
 
-def test_a_folder_without_a_manifest_has_the_digest_of_its_two_files_and_no_recipe(
-    tmp_path: Path,
-) -> None:
+def test_without_a_manifest_the_digest_is_of_two_files_without_a_recipe(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a", artifact_files(with_manifest=False))
     loaded = load(ArtifactSource(folder=str(folder)))
     assert loaded.digest == manifest(payload()).digest

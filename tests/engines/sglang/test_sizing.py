@@ -138,16 +138,12 @@ def test_a_draft_model_gets_a_backend_of_sglang(
     assert getattr(args, name) == backend
 
 
-def test_an_artifact_that_cannot_be_read_is_told_later(
-    machine: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_artifacts_are_told_late(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSCAR_INT2_ROTATION_PATH", "/nowhere")
     assert defaults().max_running_requests == 64
 
 
-def test_gpus_that_the_server_does_not_see_do_not_count(
-    machine: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_a_server_cannot_see(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert sizing.gpu_memory(0, 2) == 46068 << 20
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa")
@@ -198,9 +194,7 @@ def heads(query: int, kv: int) -> Geometry:
         (heads(6, 1), [1, 2, 3, 6]),
     ],
 )
-def test_every_rank_has_as_many_heads_or_a_copy_of_one(
-    geometry: Geometry, numbers: list[int]
-) -> None:
+def test_each_rank_has_as_many_heads_or_a_copy(geometry: Geometry, numbers: list[int]) -> None:
     assert [number for number in range(1, 70) if splits(geometry, number)] == numbers
 
 

@@ -132,9 +132,7 @@ def test_an_answer_ends_where_the_model_says(world: Path, model: LoadedModel, cl
 
 
 @pytest.mark.parametrize("template", [PLAIN, REWRITING], indirect=True, ids=["plain", "rewriting"])
-def test_the_next_turn_goes_on_with_the_cache(
-    world: Path, model: LoadedModel, template: str
-) -> None:
+def test_the_next_turn_keeps_the_cache(world: Path, model: LoadedModel, template: str) -> None:
     reference, session = Reference(world, model), session_of(world, model)
     want = [reference.ask(one) for one in ASKED]
     seen: list[int] = []

@@ -59,9 +59,7 @@ def test_constant_channels_are_exact_per_channel_and_constant_groups_per_token(b
 
 @pytest.mark.parametrize(("bits", "published"), [(1, 0.365), (2, 0.1175), (3, 0.035), (4, 0.0095)])
 @pytest.mark.parametrize("width", [64, 128])
-def test_turboquant_s_distortion_is_the_published_one(
-    bits: int, published: float, width: int
-) -> None:
+def test_turboquant_s_distortion_is_as_published(bits: int, published: float, width: int) -> None:
     """0.36, 0.117, 0.03 and 0.009, rounded, for large widths (theorem 1 of the paper)."""
     rows = unit_rows(4000, width)
     error = (through(formats.mse(bits), rows) - rows).square().sum(-1).mean()

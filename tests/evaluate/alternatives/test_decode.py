@@ -251,9 +251,7 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", [one.name for one in choices(["all"])])
-def test_every_position_reads_what_decoding_reads(
-    name: str, qkv: tuple[Tensor, Tensor, Tensor]
-) -> None:
+def test_positions_read_what_decoding_reads(name: str, qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v = qkv
     (choice,) = [one for one in choices(["all"]) if one.name == name]
     cache = choice.build(Subject(MODEL, RECIPE, SETS, lambda: {1: (SCALE * 448, SCALE * 448)}))

@@ -303,9 +303,7 @@ def test_a_rank_on_a_cpu_needs_a_numa_node(tmp_path: Path) -> None:
         check(folder, Layout(tp=4), "cpu", cores="0|1|2")
 
 
-def test_ranks_count_on_a_cpu_as_sglang_counts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_count_on_a_cpu_as_in_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang 0.5.17 gives only the ranks of one group a part of the CPU, and replicas none. What is
     told are all GPUs."""
     folder, told = machine(tmp_path), {"sglang": "0.5.17"}
