@@ -264,9 +264,7 @@ def test_a_bar_fits_into_one_line_of_a_narrow_terminal(columns: int, name: int) 
     """The label is cut, never the time left."""
     child = LONG.replace("NAME", str(name))
     seen = drawn(
-        child,
-        lambda text: bool(re.search(r"tokens.*\sleft", text, re.DOTALL)),
-        columns=columns,
+        child, lambda text: bool(re.search(r"tokens.*\sleft", text, re.DOTALL)), columns=columns
     )
     line, *_ = [line for line in re.split("[\r\n]+", seen) if "tokens" in line]
     assert len(line.rstrip()) <= columns

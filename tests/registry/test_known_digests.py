@@ -75,9 +75,7 @@ def test_bytes_that_were_seen_are_no_first_use(tmp_path: Path) -> None:
     assert pull(HARD.reference, hub, Store(tmp_path / "two"), catalog=nobody, trust=new).first_use
 
 
-def test_other_bytes_are_exit_code_4_with_digests_and_source_until_accepted(
-    tmp_path: Path,
-) -> None:
+def test_other_bytes_are_exit_code_4_with_digests_and_source_until_accepted(tmp_path: Path) -> None:
     files, other = payload(), payload(seed=1)
     hub, store = hub_with(tmp_path / "hub", other), Store(tmp_path / "cache")
     with pytest.raises(DigestMismatchError, match=r"seen in org/name") as caught:

@@ -387,11 +387,7 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         layer_types=["chunked_attention"] * 3 + ["full_attention"],
     ),
     "qwen3_vl": Tiny(
-        "Qwen3-VL",
-        "Qwen3VL",
-        {"rope_parameters": MROPE},
-        QWEN3_VL,
-        processors=QWEN3_IMAGES,
+        "Qwen3-VL", "Qwen3VL", {"rope_parameters": MROPE}, QWEN3_VL, processors=QWEN3_IMAGES
     ),
     "qwen3_vl_moe": Tiny(
         "Qwen3-VL (experts)",
