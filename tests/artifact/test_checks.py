@@ -33,12 +33,10 @@ def off_by(error: float) -> RotationSet:
     return tiny.change(good, forward=forward.astype(np.float32))
 
 
-def first_values(*changed: float) -> NDArray[np.float32]:
+def first_values(*given: float) -> NDArray[np.float32]:
     values = GOOD.layers[-1].eigenvalues
     assert values is not None
-    return np.concatenate(
-        [np.array(changed, dtype=np.float32) * values[-1], values[len(changed) :]]
-    )
+    return np.concatenate([np.array(given, dtype=np.float32) * values[-1], values[len(given) :]])
 
 
 def refused(check: Callable[[RotationSet], object], rotations: RotationSet) -> Rejected:

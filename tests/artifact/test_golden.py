@@ -25,9 +25,7 @@ FACTS: dict[str, tuple[int, str, str, bool]] = {
     "k_rotation_wush.pt": (3, "wush_k", "kv_head", False),
     "v_rotation_wush.pt": (3, "wush_v", "kv_head", False),
 }
-SHA256 = dict(
-    reversed(line.split("  ")) for line in (GOLDEN / "SHA256SUMS").read_text().splitlines()
-)
+SHA256 = dict(reversed(one.split("  ")) for one in (GOLDEN / "SHA256SUMS").read_text().splitlines())
 
 
 @pytest.mark.parametrize("name", FACTS)

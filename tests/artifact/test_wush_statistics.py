@@ -71,7 +71,7 @@ def wush_set(
             for h in range(2)
         ]
         forward, partner, values = (
-            np.array(part, dtype=np.float32) for part in zip(*heads, strict=True)
+            np.array(one, dtype=np.float32) for one in zip(*heads, strict=True)
         )
         layers.append(LayerTransform(layer_id, forward, partner, eigenvalues=values))
     side = "k" if role == "k" else "v"
@@ -133,9 +133,7 @@ def transposed(layer: LayerTransform) -> LayerTransform:
 
 
 def both(change: Callable[[Any], Any]) -> Callable[[LayerTransform], LayerTransform]:
-    return lambda layer: replace(
-        layer, forward=change(layer.forward), partner=change(layer.partner)
-    )
+    return lambda one: replace(one, forward=change(one.forward), partner=change(one.partner))
 
 
 ROTATION = np.linalg.qr(np.random.default_rng(0).standard_normal((8, 8)))[0].astype(np.float32)

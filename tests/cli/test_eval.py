@@ -75,9 +75,7 @@ def test_the_tables_have_a_column_for_each_list(cli: Cli, measured: list[str]) -
     head, base, *rows = [line.split() for line in lines]
     assert " ".join(head) == "CACHE SINK RECENT BITS BITS AT 128 PERPLEXITY vs BF16"
     assert base[:3] == ["BF16", "16.00", "16.00"]
-    assert [row[:4] for row in rows[:2]] == [
-        ["INT2", "4", recent, "4.00"] for recent in ("16", "32")
-    ]
+    assert [row[:4] for row in rows[:2]] == [["INT2", "4", size, "4.00"] for size in ("16", "32")]
     assert " ".join(rows[2]) == "SINK RECENT BITS AT 8k BITS AT 32k BITS AT 128k"
     assert rows[3:5] == [["4", "16", "4.04", "4.01", "4.00"], ["4", "32", "4.07", "4.02", "4.00"]]
 

@@ -201,9 +201,7 @@ def test_only_loopback_is_listened_on(served: Running) -> None:
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     port = f"{served.port:04X}"
     local = [line.split()[1] for table in tables for line in table if line.split()[3] == "0A"]
-    assert [address.split(":")[0] for address in local if address.endswith(f":{port}")] == [
-        "0100007F"
-    ]
+    assert [one.split(":")[0] for one in local if one.endswith(f":{port}")] == ["0100007F"]
 
 
 def test_it_answers_over_the_openai_api(served: Running) -> None:

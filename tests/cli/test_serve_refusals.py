@@ -45,9 +45,7 @@ class Table:
         """Change `config.json`; `None` removes a value."""
         path = self.model / "config.json"
         values = json.loads(path.read_text()) | changes
-        path.write_text(
-            json.dumps({name: value for name, value in values.items() if value is not None})
-        )
+        path.write_text(json.dumps({name: one for name, one in values.items() if one is not None}))
         return []
 
     def sglang(self, version: str | None) -> list[str]:
@@ -203,12 +201,10 @@ def test_it_is_one_line_before_a_server_starts(name: str, table: Table) -> None:
     assert name in ONLY_HERE or refusal(table, ["--print", *arguments], code) == line
 
 
-def refusal(table: Table, arguments: list[str], code: int) -> str:
+def refusal(table: Table, words: list[str], code: int) -> str:
     """The only line that `serve` writes; it must end with `code`."""
     port = ["--port", str(free_port())]
-    return table.cli.refused(
-        code, "serve", table.artifact, "--model", table.model, *port, *arguments
-    )
+    return table.cli.refused(code, "serve", table.artifact, "--model", table.model, *port, *words)
 
 
 def test_a_server_dies_serving(cli: Cli, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

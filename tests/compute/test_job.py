@@ -140,9 +140,7 @@ def test_interrupts_leave_none(tmp_path: Path, phase: str, monkeypatch: pytest.M
 def test_no_unverified_result_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken solver: eigenvectors that are not orthogonal."""
     solve = torch.linalg.eigh
-    monkeypatch.setattr(
-        torch.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * 1.01)
-    )
+    monkeypatch.setattr(torch.linalg, "eigh", lambda one: (solve(one)[0], solve(one)[1] * 1.01))
     with pytest.raises(errors.ComputeFailed, match="failed its own verification: "):
         compute_artifact(options(tmp_path / "out", calib_tokens=200))
     assert not list(tmp_path.iterdir())

@@ -67,10 +67,8 @@ def script(*steps: bytes | None) -> Handler:
     return handle
 
 
-def refuse(reply: HttpReply, sent_token: bool) -> Exception:
-    return errors.Forbidden(
-        f"{reply.status} {reply.headers.get('x-why')} {len(reply.body)} {sent_token}"
-    )
+def refuse(got: HttpReply, sent_token: bool) -> Exception:
+    return errors.Forbidden(f"{got.status} {got.headers.get('x-why')} {len(got.body)} {sent_token}")
 
 
 def hub(server: RawServer, *, token: str | None = None, **limits: float) -> Transport:

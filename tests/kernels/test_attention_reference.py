@@ -132,10 +132,8 @@ def test_extend_is_decode_over_a_growing_exact_tail() -> None:
 
 
 def test_an_empty_request_gets_zeros() -> None:
-    filling = random_cache([0, 2], SPEC, sink=2, recent=4)
-    got = reference.decode_attention(
-        torch.randn(2, 4, 16), filling.cache, filling.batch, sm_scale=1.0
-    )
+    made = random_cache([0, 2], SPEC, sink=2, recent=4)
+    got = reference.decode_attention(torch.randn(2, 4, 16), made.cache, made.batch, sm_scale=1.0)
     assert not got[0].any() and got[1].isfinite().all()
 
 

@@ -173,16 +173,14 @@ INT64 = torch.zeros(2, dtype=torch.int64)
 def test_refusals_name_what_was_seen(change: dict[str, Any], words: str) -> None:
     given = {"count": 0, "heads": 4, "head_dim": 128, "ring_rows": 71, "dtype": HALF} | change
     spec, count = QuantSpec(given["head_dim"], given["head_dim"]), given["count"]
-    filling = random_cache(
-        [50], spec, drafts=32, recent=40, ring_rows=given["ring_rows"], dtype=HALF
-    )
+    made = random_cache([50], spec, drafts=32, recent=40, ring_rows=given["ring_rows"], dtype=HALF)
     tokens = given.get("tokens", max(1, count))
     query = torch.zeros(tokens, given["heads"], given["head_dim"], dtype=given["dtype"])
     batch = dataclasses.replace(
-        filling.batch, kv_indices=given.get("kv_indices", filling.batch.kv_indices)
+        made.batch, kv_indices=given.get("kv_indices", made.batch.kv_indices)
     )
     drafts = Drafts(count, given.get("mask")) if count else None
-    assert words in (cuda.unsupported(query, filling.cache, batch, drafts) or "nothing")
+    assert words in (cuda.unsupported(query, made.cache, batch, drafts) or "nothing")
 
 
 @pytest.mark.parametrize(

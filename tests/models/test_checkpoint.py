@@ -20,9 +20,7 @@ from oscar_zoo.models.loading import load_model
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
     mine, theirs = (dict(model.state_dict()) for model in (one, other))
-    return mine.keys() == theirs.keys() and all(
-        torch.equal(mine[name], theirs[name]) for name in mine
-    )
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen3Moe", "Qwen3Next"])

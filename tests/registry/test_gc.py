@@ -86,9 +86,7 @@ def test_what_nothing_needs_goes_and_the_rest_stays(store: Store) -> None:
     record = store.find(ID)
     assert record is not None and store.open(record.digest).files == KEPT
     assert gc(store).removed == ()
-    assert sorted(path.name for path in store.blobs.iterdir()) == sorted(
-        f.sha256 for f in record.files
-    )
+    assert sorted(p.name for p in store.blobs.iterdir()) == sorted(f.sha256 for f in record.files)
 
 
 def test_what_may_be_in_use_stays(store: Store) -> None:
@@ -267,8 +265,6 @@ def test_it_runs_beside_processes_that_store_and_open(store: Store, locks: str) 
     finally:
         assert (cleaner.communicate("stop\n", timeout=300)[1], cleaner.returncode) == ("", 0)
     names = {record.id.tag for record in store.installed()}
-    assert names == {
-        f"{role}-{number}" for role in ("a", "b", "c", "shared") for number in range(20)
-    }
+    assert names == {f"{role}-{n}" for role in ("a", "b", "c", "shared") for n in range(20)}
     for record in store.installed():
         assert store.open(record.digest, record.id).files["v.pt"] == record.id.tag.encode()

@@ -133,9 +133,7 @@ def tokens(number: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 def away(machine: Machine, out: Tensor, given: tuple[Tensor, ...], cut: Cut) -> float:
     """How far outputs are from those of the oracle."""
     pairs = [matrices(s, 0, HEADS) for s in machine.sets]
-    like = {
-        name: getattr(machine, name) for name in ("specs", "sink", "recent", "dtype", "softmax")
-    }
+    like = {key: getattr(machine, key) for key in ("specs", "sink", "recent", "dtype", "softmax")}
     want = expected(*given, cut, *pairs, **like)
     return float((out.double().cpu() - want).abs().max())
 

@@ -251,12 +251,7 @@ def answers(run: Mapping[str, Any], what: str = "tokens") -> dict[str, Any]:
 
 def logprobs(run: Mapping[str, Any]) -> list[float]:
     """Of every token of every answer; a random model has few tokens to choose from."""
-    return [
-        value
-        for group in answers(run, "logprobs").values()
-        for request in group
-        for value in request
-    ]
+    return [one for group in answers(run, "logprobs").values() for row in group for one in row]
 
 
 def scheduling_groups(*, queue: int = 10, new: int = 14) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ class Commit:
     def folders(self) -> list[str]:
         """Every folder, sorted."""
         return sorted(
-            {path[:i] for path in self.blobs for i, char in enumerate(path) if char == "/"}
+            {name[:i] for name in self.blobs for i, char in enumerate(name) if char == "/"}
         )
 
 
@@ -216,9 +216,7 @@ class Repository:
         with self.lock:
             commit = self.pulls[number - 1].commit
             before = self.history[commit.parent].blobs if commit.parent else {}
-            changed = {
-                path: blob for path, blob in commit.blobs.items() if before.get(path) != blob
-            }
+            changed = {key: blob for key, blob in commit.blobs.items() if before.get(key) != blob}
             return self.commit_blobs(changed, message=commit.message).oid
 
     def rewrite_history(self) -> str:

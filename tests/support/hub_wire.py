@@ -161,13 +161,11 @@ def serve_content(request: Request, data: bytes, read: ReadFile, headers: dict[s
     if not asked.startswith("bytes="):
         return Reply(200, headers, view)
     first, _, last = asked.removeprefix("bytes=").partition("-")
-    start = int(first) if first else max(total - int(last), 0)
+    at = int(first) if first else max(total - int(last), 0)
     end = min(int(last), total - 1) if first and last else total - 1
-    if start > end:
+    if at > end:
         return Reply(416, headers | {"Content-Range": f"bytes */{total}"})
-    return Reply(
-        206, headers | {"Content-Range": f"bytes {start}-{end}/{total}"}, view[start : end + 1]
-    )
+    return Reply(206, headers | {"Content-Range": f"bytes {at}-{end}/{total}"}, view[at : end + 1])
 
 
 class Port(ThreadingHTTPServer):

@@ -120,10 +120,8 @@ def _assembled(
         {places[name]: value for name, value in constants.items()},
         {places[name]: [["tt.divisibility", 16]] for name in aligned},
     )
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}
-    )
-    return _measured(compiled.asm["ptx"])
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    return _measured(made.asm["ptx"])
 
 
 def _measured(text: str) -> dict[str, int]:

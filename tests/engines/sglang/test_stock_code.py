@@ -157,9 +157,7 @@ def as_published(recipe: ModelRecipe) -> dict[str, Any]:
     if kind in WORDS:
         full, other = WORDS[kind]
         layers = range(shape.num_layers)
-        values["layer_types"] = [
-            full if layer in shape.attention_layers else other for layer in layers
-        ]
+        values["layer_types"] = [full if i in shape.attention_layers else other for i in layers]
     if kind == "falcon_h1":
         del values["layer_types"]
         values["mamba_d_ssm"] = values["mamba_n_heads"] * values["mamba_d_head"]

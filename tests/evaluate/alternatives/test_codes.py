@@ -193,9 +193,7 @@ def test_a_model_that_a_method_cannot_store_is_refused() -> None:
 def test_all_leaves_out_what_does_not_fit_and_measures_the_artifact_once() -> None:
     odd = MODEL.model_copy(update={"head_dim": 88, "v_head_dim": 88})
     eye = np.eye(88, dtype=np.float32)
-    sets = [
-        replace(one, layers=(LayerTransform(0, eye, eye, None),)) for one in SUBJECT.artifact or ()
-    ]
+    sets = [replace(x, layers=(LayerTransform(0, eye, eye, None),)) for x in SUBJECT.artifact or ()]
     subject = formats.Subject(odd, RECIPE.override(group_size=88), (sets[0], sets[1]))
     built, left_out = build_caches(choices(["all"]), subject, False)
     assert {name.partition(":")[0] for name in left_out} == {
