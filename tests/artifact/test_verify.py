@@ -33,9 +33,7 @@ from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import PathNotFound
 
 STAGES = "bytes container schema numeric eigenvalues content roles model statistics localisation probe".split()  # noqa: E501
-SHAPE = Geometry(
-    num_layers=2, num_q_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=8, attention_layers=(0, 1)
-)
+SHAPE = artifacts.cache_shape(2, heads=4, kv_heads=2, dim=8)
 K, V = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 MATRICES = {"qq": tiny.covariances(2, seed=1), "sst": tiny.covariances(2, seed=2)}
 K_SET = tiny.rotation_set("qqt_r_h_pbr", matrices=MATRICES["qq"])

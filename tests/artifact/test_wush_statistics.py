@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard
 from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators, Manifest
-from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.statistics import (
     LIMIT,
     WUSH_MATRICES,
@@ -28,9 +27,7 @@ from oscar_zoo.artifact.statistics import (
 
 Matrix = NDArray[np.float64]
 LAYERS = (1, 4)
-GEOMETRY = Geometry(
-    num_layers=6, num_q_heads=6, num_kv_heads=2, head_dim=8, v_head_dim=8, attention_layers=LAYERS
-)
+GEOMETRY = artifacts.cache_shape(6, heads=6, kv_heads=2, dim=8, at=LAYERS)
 RECORDED = {
     name: tiny.covariances(2, 2, seed=seed) for seed, name in enumerate(("kk", "qq", "vv", "wo"), 1)
 }

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from cli_output import check
+from tiny_artifacts import cache_shape
 from tiny_models import EXAMPLE
 
 from oscar_zoo.artifact.formats import hadamard_set
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.caches import evaluate
 from oscar_zoo.evaluate.in_process import settings_of
@@ -99,14 +100,7 @@ def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> 
 
 
 def test_a_rotation_of_another_model_is_refused(example: LoadedModel) -> None:
-    other = Geometry(
-        num_layers=4,
-        num_q_heads=4,
-        num_kv_heads=2,
-        head_dim=128,
-        v_head_dim=128,
-        attention_layers=(0, 1, 2, 3),
-    )
+    other = cache_shape(4, heads=4, kv_heads=2, dim=128)
     artifact = hadamard_set(other, "k"), hadamard_set(other, "v")
     with pytest.raises(GeometryMismatch, match="is for head_dim 128; tiny-qwen3-hard has 64"):
         evaluate(example, TEXT, artifact=artifact, recipe=RECIPE)

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_artifacts import cache_shape
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard_set
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, SideWidths, Widths, Windows
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, SideWidths, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache, SimulatedLayer
 from oscar_zoo.models.attention import Softmax
@@ -69,14 +70,7 @@ def test_every_layer_of_a_hybrid_model_uses_its_own_transform() -> None:
         for i, layer in enumerate(ids)
     ]
     rotations = replace(general_pair(0, per_head=False, centered=True), layers=tuple(layers))
-    geometry = Geometry(
-        num_layers=12,
-        num_q_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=D,
-        v_head_dim=D,
-        attention_layers=ids,
-    )
+    geometry = cache_shape(12, heads=HEADS, kv_heads=KV_HEADS, dim=D, at=ids)
     _, key, value = qkv(tokens=5)
     for layer in layers:
         k, _ = SimulatedLayer(

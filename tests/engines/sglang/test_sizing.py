@@ -12,7 +12,7 @@ import pytest
 from engines import MODEL
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_artifacts import payload, write_folder
+from tiny_artifacts import cache_shape, payload, write_folder
 
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import sizing, worker
@@ -72,14 +72,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An artifact with the shapes of Qwen3-8B, without a manifest."""
-    shape = Geometry(
-        num_layers=36,
-        num_q_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        v_head_dim=128,
-        attention_layers=tuple(range(36)),
-    )
+    shape = cache_shape(36, heads=32, kv_heads=8, dim=128)
     write_folder(tmp_path / "rotation", payload(geometry=shape))
     monkeypatch.setenv("OSCAR_INT2_ROTATION_PATH", str(tmp_path / "rotation"))
     yield

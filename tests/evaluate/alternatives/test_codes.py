@@ -8,19 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_artifacts import cache_shape
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import LayerTransform, hadamard_set
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate import formats
 from oscar_zoo.evaluate.against_table import TABLE, choices, pareto_optimal
 from oscar_zoo.evaluate.caches import build_caches
 
 D, LENGTH = 128, 1000
-MODEL = Geometry(
-    num_layers=1, num_q_heads=2, num_kv_heads=1, head_dim=D, v_head_dim=D, attention_layers=(0,)
-)
+MODEL = cache_shape(1, heads=2, kv_heads=1, dim=D)
 RECIPE = ServingRecipe(group_size=D, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=64, recent=256))
 SETS = hadamard_set(MODEL, "k"), hadamard_set(MODEL, "v")
 SUBJECT = formats.Subject(MODEL, RECIPE, SETS, lambda: {0: (4480.0, 4.48)})

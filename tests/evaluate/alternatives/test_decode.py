@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiny_artifacts import cache_shape
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import hadamard, hadamard_set
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.evaluate.against_table import choices
 from oscar_zoo.evaluate.formats import Subject, codebook, gaussian, rotation
 from oscar_zoo.evaluate.simulated_cache import SimulatedCache
@@ -21,14 +22,7 @@ D, HEADS, KV_HEADS, TOKENS, SCALING = 32, 4, 2, 401, 0.3
 SINK, RECENT = 70, 50
 SCALE = 0.3
 CPU = torch.device("cpu")
-MODEL = Geometry(
-    num_layers=2,
-    num_q_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_dim=D,
-    v_head_dim=D,
-    attention_layers=(1,),
-)
+MODEL = cache_shape(2, heads=HEADS, kv_heads=KV_HEADS, dim=D, at=(1,))
 RECIPE = ServingRecipe(
     group_size=D, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=SINK, recent=RECENT)
 )

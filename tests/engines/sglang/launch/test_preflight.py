@@ -15,8 +15,9 @@ import torch
 from architectures import write_config
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_artifacts import cache_shape
 
-from oscar_zoo.artifact.specs import Geometry, Windows
+from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.engines.sglang.launch import preflight
@@ -37,14 +38,7 @@ from oscar_zoo.runtime.stores import WindowShape
 
 GB = 10**9
 read = config_file.ConfigFile.of_folder
-QWEN3_8B = Geometry(
-    num_layers=36,
-    num_q_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    v_head_dim=128,
-    attention_layers=tuple(range(36)),
-)
+QWEN3_8B = cache_shape(36, heads=32, kv_heads=8, dim=128)
 SERVER = preflight.ServerDemand(
     "Qwen3-8B", QWEN3_8B, Windows(sink=64, recent=256), 16 * GB, 2, "cuda"
 )
