@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hub_uses import HARD, hub_with
+from recorder import Recorder
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
@@ -15,7 +16,7 @@ from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ArtifactNotFound, OutputExists, PathNotFound, UsageError
-from oscar_zoo.observer import SILENT, Note, Silent
+from oscar_zoo.observer import SILENT
 from oscar_zoo.registry import pull, verify
 from oscar_zoo.registry.artifacts import open_artifact
 from oscar_zoo.registry.fetch import PullResult
@@ -218,20 +219,12 @@ def test_a_path_without_its_dot_has_one_code(here: Path, capfd: pytest.CaptureFi
             assert f"Did you mean the folder ./{folder}" in said, (words, said)
 
 
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.notes: list[Note] = []
-
-    def note(self, note: Note) -> None:
-        self.notes.append(note)
-
-
 def test_a_namesake_is_mentioned_in_a_note_or_in_the_error(here: Path) -> None:
     (here / "mine").mkdir()
-    target, heard = parse("mine"), Heard()
+    target, heard = parse("mine"), Recorder()
     with looking_up(target, heard):
         pass
-    assert [note.code for note in heard.notes] == ["target.namesake"]
+    assert heard.codes == ["target.namesake"]
     with pytest.raises(ArtifactNotFound) as caught, looking_up(target, heard):
         raise ArtifactNotFound.for_name("mine")
     assert caught.value.hint == "did you mean the folder ./mine?" and len(heard.notes) == 1

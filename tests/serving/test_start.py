@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import served_model
+from recorder import Recorder
 from served_model import all_children, cmdline
 
 import oscar_zoo
@@ -24,7 +25,6 @@ from oscar_zoo.cli import main as cli
 from oscar_zoo.engines.sglang.launch import plan, server
 from oscar_zoo.engines.sglang.launch.server import STOPPED
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
-from oscar_zoo.observer import Note, Silent
 from oscar_zoo.serving import detach, records
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -34,22 +34,8 @@ def arguments(artifact: Path, port: int) -> Mapping[str, object]:
     return {"target": artifact, "model": str(MODEL), "port": port, "device": "cpu"}
 
 
-class Listener(Silent):
-    """Keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.notes: list[Note] = []
-        self.phases: list[tuple[str, str]] = []
-
-    def note(self, note: Note) -> None:
-        self.notes.append(note)
-
-    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
-        self.phases.append((label, unit))
-
-
 def test_a_server_lives_in_its_block(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    port, listener = served_model.take_its_place(monkeypatch, dies=False), Listener()
+    port, listener = served_model.take_its_place(monkeypatch, dies=False), Recorder()
     before = signal.getsignal(signal.SIGINT)
     with oscar_zoo.serve(**arguments(artifact, port), observer=listener) as server:
         assert server.url == f"http://127.0.0.1:{port}/v1" and server.log.is_file()
@@ -61,8 +47,8 @@ def test_a_server_lives_in_its_block(artifact: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{server.url}/models")
     assert records.running() == [] and signal.getsignal(signal.SIGINT) == before
-    assert [note.code for note in listener.notes] == ["server.starting"]
-    assert listener.phases and {unit for _, unit in listener.phases} == {"s"}
+    assert listener.codes == ["server.starting"]
+    assert listener.progress and {unit for _, unit in listener.progress} == {"s"}
     server.stop()  # a second end changes nothing
 
 
