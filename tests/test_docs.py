@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from documents import ROOT, blocks
 from hub_uses import put_version
 from measured_artifacts import measured_files
 from tiny_artifacts import payload, write_folder
@@ -16,15 +17,8 @@ from oscar_zoo.cli.main import COMMANDS
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs.local import LocalHub
 
-ROOT = Path(__file__).resolve().parents[1]
-NEEDS_TORCH = re.compile(r"oscar_zoo\.(compute_artifact|fit|evaluate_artifact|draw_report)\(")
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
+NEEDS_TORCH = re.compile(r"oscar_zoo\.(compute_artifact|fit|evaluate_artifact|draw_report)\(")
 
 
 def test_the_python_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

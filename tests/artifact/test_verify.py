@@ -323,9 +323,7 @@ def test_expected_digests(tmp_path: Path) -> None:
         assert outcome.want == want
 
 
-def test_a_folder_is_judged_by_its_names_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_first_judged_by_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     for name in ("a", "b", "c"):

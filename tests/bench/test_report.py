@@ -122,9 +122,7 @@ def test_json_csv_and_table_agree(report: Report, capsys: pytest.CaptureFixture[
     assert report.exit_code == 1 and replace(report, stopped="SIGINT").exit_code == 130
 
 
-def test_int2_is_compared_with_the_best_backend_of_each_case(
-    report: Report, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_int2_is_compared_with_the_best(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     bf16, _, int2 = report.sides
     fi = replace(bf16, alone=False, job=job(60.0, 60.0))
     cases = steps(SMALL, 9.0), steps(LARGE, 12.0)

@@ -100,9 +100,7 @@ def test_the_log_or_the_process_itself_says_why_it_ended(run: Run) -> None:
 @pytest.mark.parametrize(
     ("news", "what"), [((), "the start"), ((UP,), "the case 1 x 10"), ((UP, FIRST), "the case 2")]
 )
-def test_the_limit_is_per_case_and_names_what_took_so_long(
-    run: Run, news: tuple[object, ...], what: str
-) -> None:
+def test_a_case_has_a_limit_that_is_named(run: Run, news: tuple[object, ...], what: str) -> None:
     error = str(run(*news, then="time.sleep(60)", limit=1).error)
     assert error.startswith(what) and error.endswith("took longer than 1 s")
 

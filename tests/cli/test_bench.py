@@ -254,9 +254,7 @@ def test_a_model_without_weights_on_a_cpu_nobody_named_is_remarked_on(
 
 @pytest.mark.sglang
 @needs_sglang
-def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(
-    forked: ForkedCli, artifact: Path
-) -> None:
+def test_a_server_holds_under_load_and_cuts_nobody_off(forked: ForkedCli, artifact: Path) -> None:
     # Short windows, so that prompts of 200 tokens reach INT2, and few slots, so that prefixes are
     # evicted.
     flags = ["--oscar-sink-size=16", "--oscar-recent-size=32", "--max-total-tokens=1500"]

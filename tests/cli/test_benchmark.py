@@ -198,9 +198,7 @@ def test_what_cannot_be_asked_is_refused(
 
 @needs_harness
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), ServerFailed("it died.")])
-def test_an_early_end_says_that_answers_are_kept(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_end_keeps_answers(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     from oscar_zoo.evaluate.benchmarks import harness
 
     def ended(*_: object, **__: object) -> Any:

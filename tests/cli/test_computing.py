@@ -170,9 +170,7 @@ def test_serve_finds_it_by_name(made: Made, cli: Cli, monkeypatch: pytest.Monkey
         assert "one line with a key" in line
 
 
-def test_without_compute_the_next_step_is_one_line(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_next_step_is_a_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OSCAR_ZOO_PORT")
     monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{tmp_path}")  # which answers
     for wanted, shown in ((NAME, "FOLDER"), ("Qwen/Qwen3-32B", "Qwen/Qwen3-32B"), (MODEL, MODEL)):
@@ -324,9 +322,7 @@ def test_what_is_kept_is_named_with_the_command_that_goes_on(
     assert not work.exists()
 
 
-def test_another_text_is_refused(
-    ends_at_first_save: dict[str, int], tmp_path: Path, cli: Cli
-) -> None:
+def test_new_text_is_refused(ends_at_first_save: dict[str, int], tmp_path: Path, cli: Cli) -> None:
     typed = [*COMPUTE, str(tmp_path / "out")]
     ends_at_first_save["signal"] = signal.SIGINT
     cli(130, *typed)

@@ -167,9 +167,7 @@ def test_without_a_network_the_hubs_are_named(server: HubServer, cli: QuickCli, 
 
 
 @pytest.mark.parametrize("command", ["pull", "info", "compare Qwen3-8B", "card"])
-def test_without_a_network_an_unknown_name_is_said_to_be_unknown(
-    server: HubServer, cli: QuickCli, command: str
-) -> None:
+def test_unknown_names_are_said_to_be_so(server: HubServer, cli: QuickCli, command: str) -> None:
     """The hubs may have it, so it is no exit code 3."""
     address = server.closed_port()
     silent = {"HF_ENDPOINT": address, "MODELSCOPE_ENDPOINT": address}
@@ -321,9 +319,7 @@ def test_a_refused_variable_is_named_since_it_would_win(server: HubServer, tmp_p
     assert "HF_TOKEN" in terminal.text and TOKEN not in terminal.text
 
 
-def test_a_hub_that_never_answers_ends_the_question_who_one_is(
-    server: HubServer, tmp_path: Path, own_state: Path
-) -> None:
+def test_a_dead_hub_ends_who_one_is(server: HubServer, tmp_path: Path, own_state: Path) -> None:
     (own_state / "config").mkdir()
     (own_state / "config" / "config.toml").write_text("[network]\nread = 0.5\n")
     terminal = Login(
@@ -367,9 +363,7 @@ def test_modelscope_takes_its_variable_only(
 
 
 @pytest.mark.parametrize("files", [{}, {"config.json": (MODEL / "config.json").read_bytes()}])
-def test_a_repository_that_has_only_gguf_is_refused(
-    server: HubServer, cli: QuickCli, files: dict[str, bytes]
-) -> None:
+def test_gguf_alone_is_refused(server: HubServer, cli: QuickCli, files: dict[str, bytes]) -> None:
     server.repository("me/tiny-GGUF", files={"Q4_1/tiny.gguf": b"GGUF", **files})
     told = cli("compute", "me/tiny-GGUF", "--calib-tokens", "64", "--output-dir", "out", "--json")
     assert (told.code, told.json["error"]["code"]) == (1, "unsupported.model"), told.out

@@ -189,9 +189,7 @@ def test_an_error_of_a_fresh_process(tmp_path: Path) -> None:
     assert odd.returncode == 3 and not {"\x1b", "\u202e"} & {*odd.stderr}
 
 
-def test_a_bug_is_one_line_that_says_how_to_see_more(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_one_line_that_leads_to_more(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the first line\nthe second")
 

@@ -64,9 +64,7 @@ def verified(cli: Cli, *arguments: object) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", [TINY, f"{TINY}/{TAG}"])
-def test_a_name_wins_over_a_folder_and_a_note_says_so(
-    cli: Cli, here: Path, stored: str, name: str
-) -> None:
+def test_a_name_wins_over_a_folder_and_says(cli: Cli, here: Path, stored: str, name: str) -> None:
     note = f"note: {name} is taken as a name; the folder of that name is ./{name}\n"
     assert verified(cli, name) == (stored, note)
     assert isinstance(oscar_zoo.verify(name), Verified)
@@ -80,9 +78,7 @@ def test_a_name_wins_over_a_folder_and_a_note_says_so(
 
 
 @pytest.mark.parametrize("command", ["verify", "serve", "eval"])
-def test_a_name_that_nobody_knows_asks_whether_the_folder_was_meant(
-    cli: Cli, here: Path, command: str, empty: str
-) -> None:
+def test_an_unknown_name_may_mean_a_folder(cli: Cli, here: Path, command: str, empty: str) -> None:
     hub = [] if command == "verify" else ["--hub", empty]
     write_folder(here / "mine", artifact_files())
     write_folder(here / "a/b/c", artifact_files())
@@ -352,9 +348,7 @@ def test_what_asked_for_offline_mode_is_named(
     assert f"nset {variable}" in told and "--offline" not in told
 
 
-def test_a_copy_that_is_here_while_no_hub_answers(
-    cli: Cli, hub: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_here_while_hubs_rest(cli: Cli, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hint is a command that runs."""
     cli(0, "pull", TINY, "--hub", hub, "--no-lock")
     for name in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):

@@ -298,9 +298,7 @@ def test_a_model_not_fetched_has_a_next_step(tmp_path: Path, said: str, step: st
         ("bench serve --dummy-weights tiny-qwen3-hard --caches=bf16,int2", "--no-such-flag=1"),
     ],
 )
-def test_a_flag_that_sglang_s_own_parser_refuses_ends_with_2(
-    words: str, flag: str, tmp_path: Path, artifact: Path
-) -> None:
+def test_sglang_s_parser_ends_with_2(words: str, flag: str, tmp_path: Path, artifact: Path) -> None:
     (tmp_path / "tmp").mkdir()
     own = {"TMPDIR": str(tmp_path / "tmp"), "OSCAR_ZOO_PORT": os.environ["OSCAR_ZOO_PORT"]}
     run = ForkedCli(environment(HF_HUB_OFFLINE="1", **own), tmp_path)

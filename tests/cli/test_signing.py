@@ -99,9 +99,7 @@ def test_a_named_key_is_known_and_no_other(cli: Cli, copy: Path, key: Path, tmp_
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_a_named_key_takes_the_place_of_the_key_of_the_hub(
-    cli: Cli, hub: str, tmp_path: Path, pinned: bool
-) -> None:
+def test_a_named_key_replaces_the_hub_s(cli: Cli, hub: str, tmp_path: Path, pinned: bool) -> None:
     """A hub that is signed by somebody else is refused, at its first pull as well."""
     other = public_file(key_file(tmp_path / "other.pem"))
     if pinned:

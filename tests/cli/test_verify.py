@@ -52,9 +52,7 @@ def damage(path: Path, part: int = 2) -> None:
     path.write_bytes(data)
 
 
-def test_a_wrong_digest_fails_for_a_stored_artifact_as_for_a_folder(
-    cli: Cli, artifact: Path, stored: str
-) -> None:
+def test_a_wrong_digest_fails_in_store_and_folder(cli: Cli, artifact: Path, stored: str) -> None:
     for target in (NAME, artifact):
         found = result(cli, 4, target, "--digest", WRONG)
         assert (found["outcome"], found["want"], found["got"]) == ("digest_mismatch", WRONG, stored)
@@ -203,17 +201,13 @@ def test_one_flipped_byte_and_a_known_digest(artifact: Path, cli: Cli) -> None:
     assert found["got"] != found["want"]
 
 
-def test_a_manifest_means_its_folder_and_a_linked_folder_its_target(
-    cli: Cli, artifact: Path, tmp_path: Path
-) -> None:
+def test_manifests_mean_folders_and_links_targets(cli: Cli, artifact: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(artifact)
     for path in (artifact / "oscar.json", tmp_path / "link"):
         assert cli(0, "verify", path).startswith(f"{artifact}  OK")
 
 
-def test_files_that_are_links_come_with_the_command_that_copies_them(
-    cli: Cli, artifact: Path, tmp_path: Path
-) -> None:
+def test_linked_files_come_with_the_right_command(cli: Cli, artifact: Path, tmp_path: Path) -> None:
     """As in the cache of a hub's client; one link among files, and a folder of links alone."""
     pytest.importorskip("torch", reason="eval says first that it needs torch")
     for number, names in enumerate(([K_NAME], [file.name for file in artifact.iterdir()])):

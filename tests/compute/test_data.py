@@ -391,9 +391,7 @@ def test_an_evaluation_set_can_be_calibrated_on_and_says_so() -> None:
     assert "is an evaluation set" in checked.notes[0]
 
 
-def test_a_parquet_copy_is_read_where_the_library_is(
-    own_state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_is_read_with_its_library(own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets", reason="datasets is not installed")
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.setenv("HF_HUB_CACHE", str(own_state / "hub"))

@@ -267,9 +267,7 @@ def test_a_kill_at_any_call_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert content(target) == FILES
 
 
-def test_what_a_killed_run_left_goes_also_when_the_artifact_stands_there_already(
-    tmp_path: Path, artifact: Path
-) -> None:
+def test_what_a_killed_run_left_goes_beside_an_artifact_too(tmp_path: Path, artifact: Path) -> None:
     """A run that is killed behind its artifact, while it writes the report."""
     killed = (
         "import os, pathlib, signal, sys\n"

@@ -97,9 +97,7 @@ def test_perplexity_has_a_limit_in_both_directions(
     assert len(found) == (not fine) and all(line.startswith("perplexity ") for line in found)
 
 
-def test_a_hit_is_judged_by_the_tokens_it_had(
-    judge: Judge, right: ServerRun, reference: ReferenceRun
-) -> None:
+def test_a_hit_is_judged_by_tokens(judge: Judge, right: ServerRun, reference: ReferenceRun) -> None:
     scored = len(right.warm[0].values)
     shorter = tuple(Scored(reference.score(i, chunk=16, hit=16)[-scored:], 16) for i in range(2))
     assert judge(replace(right, warm=shorter)).violations == ()

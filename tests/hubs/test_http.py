@@ -262,9 +262,7 @@ def test_what_drips_ends(serve: Serve, part: str) -> None:
         hub(server, **ONCE).get(server.url, limit=100_000, seconds=0.5)
 
 
-def test_a_body_has_a_minute_and_its_bytes_at_the_least_rate(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_has_a_minute_and_a_rate(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     def handle(connection: socket.socket, seen: Seen) -> None:
         connection.sendall(answer(b"x", Content_Length=1000))
         server.drip(connection, b"x" * 999, pause=0.02)

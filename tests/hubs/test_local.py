@@ -121,9 +121,7 @@ def test_a_writer_without_a_turn_says_so(hub: LocalHub, monkeypatch: pytest.Monk
     assert hub.artifacts() == (ID,)
 
 
-def test_a_file_system_without_locks_is_written_too(
-    hub: LocalHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_systems_may_have_no_locks(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: object, operation: int) -> None:
         raise OSError(errno.ENOTSUP, "not supported")
 

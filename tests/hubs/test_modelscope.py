@@ -235,9 +235,7 @@ def test_the_second_public_site_is_asked_without_token_when_the_first_has_no_suc
     ],
 )
 @pytest.mark.filterwarnings("ignore:Environment variable MODELSCOPE_DOMAIN:FutureWarning")
-def test_the_address_is_that_of_the_client(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
-) -> None:
+def test_the_client_s_address(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     hub_config = pytest.importorskip("modelscope_hub").HubConfig
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

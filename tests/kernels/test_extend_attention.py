@@ -103,9 +103,7 @@ def test_random_shapes(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("rows", "warps"), [(32, 1), (64, 4), (128, 4)])
-def test_any_number_of_query_rows_in_a_program(
-    rows: int, warps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_query_rows(rows: int, warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def tiles(*, group: int, **_: int) -> tuning.AttentionTiles:
         return tuning.AttentionTiles(2, 1, 64, 16, rows, rows // group, warps, 2)
 

@@ -13,7 +13,5 @@ from oscar_zoo.registry.recipe import ModelRecipe
 
 
 @pytest.mark.parametrize("recipe", Catalog.packaged().recipes(), ids=lambda recipe: recipe.name)
-def test_a_configuration_of_the_model_gives_the_geometry_of_its_recipe(
-    recipe: ModelRecipe, tmp_path: Path
-) -> None:
+def test_a_configuration_has_the_geometry_of_a_recipe(recipe: ModelRecipe, tmp_path: Path) -> None:
     assert inspect_model(str(write_config(tmp_path, recipe))).geometry == recipe.geometry

@@ -165,9 +165,7 @@ def test_dry_runs_and_proposals_leave_the_target_alone(source: LocalHub, target:
     assert outcomes(again) == {"Bare/tag": "already there", str(HARD): "would be copied"}
 
 
-def test_a_hub_is_not_mirrored_to_itself_and_a_source_must_exist(
-    source: LocalHub, target: LocalHub
-) -> None:
+def test_a_hub_is_no_mirror_of_itself_or_of_nothing(source: LocalHub, target: LocalHub) -> None:
     with pytest.raises(errors.UsageError, match="itself"):
         copy_all(source, LocalHub(source.root))
     with pytest.raises(errors.PathNotFound):

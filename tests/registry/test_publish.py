@@ -102,9 +102,7 @@ def test_a_name_that_differs_only_in_case_is_refused(hub: LocalHub, folder: Path
         publish(folder, hub)
 
 
-def test_a_version_that_was_deleted_comes_back_only_as_it_was(
-    tmp_path: Path, hub: LocalHub, folder: Path
-) -> None:
+def test_a_deleted_version_comes_back_alike(tmp_path: Path, hub: LocalHub, folder: Path) -> None:
     digest = publish(folder, hub, aliases=("hard",)).digest
     for path in sorted((hub.root / str(HARD)).iterdir()):
         path.unlink()

@@ -82,9 +82,7 @@ def test_other_bytes_under_one_id_are_an_error_of_2_digests(tmp_path: Path, stor
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_rotten_entry_still_says_what_the_hub_must_offer(
-    tmp_path: Path, store: Store, listed: bool
-) -> None:
+def test_a_rotten_entry_says_what_a_hub_must_do(tmp_path: Path, store: Store, listed: bool) -> None:
     old = pull(NAME, hub_with(tmp_path / "one", payload()), store).artifact.record
     (old.path / K_NAME).chmod(0o600)
     (old.path / K_NAME).write_bytes(b"rot")

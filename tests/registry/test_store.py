@@ -148,9 +148,7 @@ def test_no_hard_links_make_copies(store: Store, monkeypatch: pytest.MonkeyPatch
     assert store.open(record.digest).files == PLAIN
 
 
-def test_blobs_of_an_entry_that_could_not_be_stored_go_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blobs_of_an_unstored_entry_go_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put(ID, {"k.pt": PLAIN["k.pt"]}, source="s")
     monkeypatch.setattr(durable, "move_into_place", lambda *_: raise_error(errno.ENOSPC)())
     with pytest.raises(errors.StorageError, match="No space"):
@@ -196,9 +194,7 @@ def test_a_killed_put_leaves_nothing_or_everything(tmp_path: Path, before: str) 
     assert 30 < number < 199
 
 
-def test_the_folder_of_a_digest_may_go_while_its_entry_is_placed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_a_digest_may_go_early(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     place, removed = durable.move_into_place, []
 
     def remove_first(staged: Path, target: Path) -> bool:

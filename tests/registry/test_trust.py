@@ -83,9 +83,7 @@ def test_pulls_pin_for_projects_and_users(hub: LocalHub, store: Store, lock: Pin
         assert (pin.hub, pin.source) == (hub.name, "manifest")
 
 
-def test_what_is_pinned_and_here_asks_no_hub(
-    hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_pinned_asks_no_hub(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
     trust = Trust(lock=lock)
     pull(NAME, hub, store, trust=trust)
     dead = troubled(tmp_path / "dead", errors.Forbidden.for_hub("the dead hub"))
@@ -121,9 +119,7 @@ def test_locks_bind_every_hub(hub: LocalHub, store: Store, lock: PinFile, tmp_pa
     assert lock.read().pin(HARD).digest == new.digest  # type: ignore[union-attr]
 
 
-def test_a_lock_delivers_its_version_though_the_name_means_another_now(
-    store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_a_lock_delivers_its_version_always(store: Store, lock: PinFile, tmp_path: Path) -> None:
     hub = hub_with(tmp_path / "hub", artifact_files())
     trust = Trust(lock=lock)
     digest = pull(NAME, hub, store, trust=trust).artifact.record.digest
@@ -253,9 +249,7 @@ def test_a_name_is_sought_hub_after_hub(hub: LocalHub, store: Store, tmp_path: P
     assert f"{empty.title} has no Qwen3-32B" in silent.value.message
 
 
-def test_an_error_without_a_network_says_what_is_not_here_and_what_is(
-    hub: LocalHub, store: Store, tmp_path: Path
-) -> None:
+def test_an_error_offline_says_what_is_here(hub: LocalHub, store: Store, tmp_path: Path) -> None:
     dead, own = troubled(tmp_path / "dead"), LocalHub(paths.default_zoo_dir(), must_exist=False)
     named = LocalHub(hub.root)
     installed = f"installed: {HARD.reference}"
@@ -292,9 +286,7 @@ def test_a_lock_names_the_hub_to_ask_first(store: Store, lock: PinFile, tmp_path
     assert moved.hub == one.name
 
 
-def test_a_pinned_version_that_cannot_be_had_is_named_with_its_lock(
-    store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_a_missing_pinned_version_is_named(store: Store, lock: PinFile, tmp_path: Path) -> None:
     home = hub_with(tmp_path / "home", payload())
     pull(NAME, home, store, trust=Trust(lock=lock))
     trust = Trust(lock=lock, write_lock=False)
@@ -318,9 +310,7 @@ def test_a_pinned_version_that_cannot_be_had_is_named_with_its_lock(
         assert not pull(HARD.reference, home, fresh, trust=trust).already_present
 
 
-def test_offline_takes_what_is_here_and_pins_it_for_the_project_too(
-    hub: LocalHub, store: Store, lock: PinFile
-) -> None:
+def test_offline_pins_what_is_here_as_well(hub: LocalHub, store: Store, lock: PinFile) -> None:
     with pytest.raises(errors.OfflineError, match=NAME):
         pull(NAME, (), store, offline=True)
     record = pull(NAME, hub, store).artifact.record

@@ -209,9 +209,7 @@ def test_a_meaningless_gpu_fails(cli: Cli, words: tuple[str, ...], suggested: li
         (("Qwen3-32B", "--gpu", "4090"), "as given", 1),
     ],
 )
-def test_it_says_which_number_of_gpus_it_assumes(
-    cli: Cli, words: tuple[str, ...], source: str, gpus: int
-) -> None:
+def test_it_says_how_many_gpus(cli: Cli, words: tuple[str, ...], source: str, gpus: int) -> None:
     facts = cli.json(0, "fit-gpu", *words)
     assert (facts["gpus"], facts["gpus_source"]) == (gpus, source)
 

@@ -39,9 +39,7 @@ def pages(built: BuiltSite) -> dict[str, Page]:
     }
 
 
-def test_there_is_a_page_for_every_artifact_and_the_table_links_it(
-    pages: dict[str, Page], built: BuiltSite
-) -> None:
+def test_every_artifact_has_a_page_that_is_linked(pages: dict[str, Page], built: BuiltSite) -> None:
     known = {manifest.id for manifest in Catalog.packaged().manifests()}
     wanted = {f"artifacts/{name}.html" for name in {*known, str(HARD), EVIL, BARE}}
     assert set(pages) == {"index.html"} | wanted

@@ -110,9 +110,7 @@ NINJA_SAYS = "\n".join(
         ("", ""),
     ],
 )
-def test_a_build_that_fails_is_told_in_one_short_line(
-    says: str, told: str, environment: dict[str, str]
-) -> None:
+def test_a_failed_build_is_told_shortly(says: str, told: str, environment: dict[str, str]) -> None:
     attention = Path(environment["PYTHONPATH"]) / "flashinfer" / "jit" / "attention.py"
     fails = f"def build(self, verbose): raise RuntimeError({says!r})"
     attention.write_text(f"{STAND_IN}class Module(Module):\n    {fails}\n")

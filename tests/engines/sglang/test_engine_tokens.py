@@ -126,9 +126,7 @@ def test_tokens_are_those_of_the_stock_backend(engines: Of, release: str, name: 
 
 
 @each([*EXPERTS, (INSTALLED, "images"), (INSTALLED, "transformers")])
-def test_tokens_of_other_models_are_those_of_the_stock_backend(
-    engines: Of, release: str, name: str
-) -> None:
+def test_tokens_of_other_models_are_those_of_stock(engines: Of, release: str, name: str) -> None:
     """Layers of a mixture of experts ask the backend for the pools, to write keys from inside the
     rotary embedding where they can. With images positions have three parts, and layers belong to a
     part of the model. One model SGLang runs with the code of transformers."""

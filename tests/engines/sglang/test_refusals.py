@@ -232,9 +232,7 @@ def test_an_ordinary_server_passes() -> None:
 
 
 @pytest.mark.parametrize(("release", "refused"), [("0.5.17", True), ("0.5.21", False)])
-def test_files_need_names_of_pages_that_know_the_salt(
-    release: str, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_need_a_salt(release: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "version", lambda _: release)
     config = SimpleNamespace(**NORMAL | HOST, hicache_storage_backend=refusals.STORAGE_BACKEND)
     with pytest.raises(UsageError, match=r"0\.5\.21") if refused else nullcontext():
@@ -388,9 +386,7 @@ def test_layers_that_keep_something_else_bring_nothing_back_from_the_host(others
         ("NGRAM", "windows", "--speculative-ngram-max-bfs-breadth"),
     ],
 )
-def test_drafts_beside_layers_that_keep_something_else(
-    algorithm: str, others: str, flag: str
-) -> None:
+def test_drafts_beside_layers_that_keep_other_rows(algorithm: str, others: str, flag: str) -> None:
     """SGLang chooses the branches of a tree where none are named, so these models need the
     flag."""
     refusals.check_layers(SimpleNamespace(), others)

@@ -151,9 +151,7 @@ def test_no_folder_and_two_files_the_wrong_way_round(tmp_path: Path) -> None:
         ({"num_kv_heads": 8}, "was made for 2 KV heads of the manifest, this model has 8"),
     ],
 )
-def test_another_model_than_the_artifact_was_made_for(
-    tmp_path: Path, changed: dict[str, Any], text: str
-) -> None:
+def test_the_artifact_of_another_model(tmp_path: Path, changed: dict[str, Any], text: str) -> None:
     loaded = load(ArtifactSource(folder=str(write_folder(tmp_path / "a", artifact_files()))))
     with pytest.raises(errors.GeometryMismatch, match=text):
         loaded.check_geometry(**{**FIT, **changed})

@@ -101,9 +101,7 @@ def begun(child: server.Server) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_child_that_lingers_without_its_workers_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_a_lone_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As SGLang does, which takes the end of its workers for a crash."""
     monkeypatch.setattr(server, "GRACE_SECONDS", 600)
     worker = "import time; print(flush=True); time.sleep(600)"
