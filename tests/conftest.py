@@ -1,7 +1,5 @@
 """Every test: state of its own, no network beyond loopback, skips that say why."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The documents say what is true: their Python runs, their commands exist."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

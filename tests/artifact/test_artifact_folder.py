@@ -1,7 +1,5 @@
 """Which artifact of a folder of artifacts belongs to a model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """The limits of the numeric checks, from both sides, and that one bad head among good ones is
 seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Files and folders appear whole or not at all, and a lock is held by one process."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

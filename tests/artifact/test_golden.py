@@ -1,8 +1,6 @@
 """Committed files of every format version read the same forever, and the writer still makes the
 same bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The manifest: one file form, a closed schema, and rules across fields."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Tensors that share a storage: read as torch reads them, or refused."""
 
-from __future__ import annotations
-
 import io
 from itertools import product
 from typing import Any

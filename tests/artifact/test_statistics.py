@@ -1,8 +1,6 @@
 """The fingerprint: published test vectors, honest files always pass, every listed mistake is
 seen."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from typing import Any

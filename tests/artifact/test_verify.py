@@ -1,7 +1,5 @@
 """Outcomes of whole artifacts: five of them, first failure stops, one check per stage."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace

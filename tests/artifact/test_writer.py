@@ -1,7 +1,5 @@
 """The canonical file: same arrays, same bytes; nothing lost; torch reads it."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

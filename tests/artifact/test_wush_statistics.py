@@ -1,8 +1,6 @@
 """WUSH files against their fingerprint: right ones pass with a wide margin, each mistake is far
 above the limit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product

@@ -1,8 +1,6 @@
 """Clients and verdicts of a load test, against a server on loopback that streams, refuses, stalls
 or breaks off."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

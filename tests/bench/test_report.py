@@ -1,7 +1,5 @@
 """The comparison as JSON, CSV, table and PNG, from results with every kind of gap."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Following an engine process: what it says, how it ends, and that it is gone, with programs in
 place of the engine; and the figures of a batch from hand-made arrival times."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Command lines of the engines: alike but for the cache and its attention. Models and artifacts of
 random numbers have the shapes of real ones and pass the same checks."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """`oscar-zoo bench serve` and `bench load`: all sides and a loaded server in stock SGLang on the
 CPU, signals, the device, and subjects that cannot be measured."""
 
-from __future__ import annotations
-
 import csv
 import json
 import signal

@@ -1,8 +1,6 @@
 """`oscar-zoo eval` by servers: benchmarks with both caches, a killed command, what is refused, and
 the perplexity of a server beside the reference."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,8 +1,6 @@
 """`list`, `search` and `info`, in process, over hubs in folders and the store: what is found, in
 which order, and what is said of it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`oscar-zoo chat` against a server that answers as SGLang does: events, turns, errors."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

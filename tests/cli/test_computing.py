@@ -1,8 +1,6 @@
 """Computing where nobody has an artifact, through `pull`, `serve` and `compute`: what is offered,
 what is left behind, and what Ctrl-C and SIGTERM keep."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,8 +1,6 @@
 """`oscar-zoo eval` and `ruler` in this process: what options mean, rows for several windows, clips
 and alternatives, and the same from Python."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

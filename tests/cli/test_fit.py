@@ -1,8 +1,6 @@
 """`compute`, `fit`, `merge-moments` and `plot` as people run them: one capture, many methods, a
 model larger than this machine, and reports."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

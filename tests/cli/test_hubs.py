@@ -1,8 +1,6 @@
 """Whole commands against Hugging Face and ModelScope over loopback HTTP, with both versions of the
 real clients, and the dialogue of `login` on a terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

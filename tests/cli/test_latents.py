@@ -1,8 +1,6 @@
 """Models with multi-head latent attention (MLA) on the command line: computed, verified, measured
 with a simulated cache, and refused by name wherever a cache is served."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """What is on this machine: `cache` with what people see, what programs get and exit codes, and what
 `doctor` finds with real hubs over loopback HTTP, telling no secret."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

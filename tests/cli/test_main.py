@@ -1,8 +1,6 @@
 """The command group: exit codes, help and its examples, other words, bugs, signals, streams that
 are closed or full, and what shells complete."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

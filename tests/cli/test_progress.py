@@ -1,8 +1,6 @@
 """What is said about work that takes long: the share that is done and the time left, a total that
 is known at the start, bars on a terminal and lines without one."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

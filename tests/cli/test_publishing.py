@@ -1,8 +1,6 @@
 """The commands that write to hubs, in process, and what `publish` asks for: perplexity and recall
 under the recipe, near those of BF16."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`pull` and every command that takes a name: names and folders, locks, and the command that an
 error proposes, which keeps what was typed and works as printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

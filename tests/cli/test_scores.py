@@ -1,8 +1,6 @@
 """`scores`, `compare` and `leaderboard`, and scores in `publish`, `list`, `info` and the card: what
 people and programs see of the quality of artifacts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ One server is started as users do; the others are forks (`forked_commands`) but 
 signal ends while they start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """`serve --drafts`: which flags of SGLang it puts in, for real small checkpoints with and without a
 layer for later tokens, and for the models of the zoo."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The command line of `serve`: what `--print` writes runs as it stands in a shell, how a parsed one
 is written again, and what SGLang refuses of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

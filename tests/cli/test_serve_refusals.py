@@ -1,8 +1,6 @@
 """What `serve` cannot do: one line with cause and next step, before a server starts or weights are
 read; models that are not whole, and those that docs/models.md calls refused."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

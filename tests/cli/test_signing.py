@@ -1,8 +1,6 @@
 """Signatures of artifacts from `publish` to `verify`: by whom, over what, and everything that makes
 one worthless."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

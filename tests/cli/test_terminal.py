@@ -1,7 +1,5 @@
 """Narrow terminals and poor encodings: lines break between words, and no character is an error."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`verify`: the command and the Python call say the same of files, folders and what is stored."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

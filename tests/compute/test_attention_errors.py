@@ -1,8 +1,6 @@
 """Fits measured on held-out rows: the numbers are those of `quality`, and the clip found is the
 best of its curve."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from attention_rows import WINDOWS, random_rows

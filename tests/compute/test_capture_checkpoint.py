@@ -1,8 +1,6 @@
 """A capture that is killed goes on where it stood and ends with the same bits; nothing foreign is
 gone on with."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,8 +1,6 @@
 """Models larger than their device: layer by layer from files, or over several devices, with the
 same numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

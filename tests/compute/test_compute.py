@@ -1,7 +1,5 @@
 """The verb `compute`: its defaults have one place, and the observer hears what people must know."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Any source becomes exact, repeatable token sequences; what is held out is apart from them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

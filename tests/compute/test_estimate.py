@@ -1,7 +1,5 @@
 """How long a computation is said to take: the right order of things, without reading a weight."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

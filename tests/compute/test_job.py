@@ -1,8 +1,6 @@
 """The whole computation on the example model: what is written, what it says, and what happens when
 it cannot be."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,8 +1,6 @@
 """Every method against its formulas on the same rows, and as an artifact that passes its own
 verification."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`wush-tuned`: less of the real error than WUSH on rows it has not seen, and never more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sums do not depend on how tokens are split, and incomplete ones are never fitted."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

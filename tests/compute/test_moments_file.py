@@ -1,8 +1,6 @@
 """The moments file: nothing is lost, the same moments give the same bytes, and no file of others is
 believed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sums of products against float64, however rows lie in memory and whatever multiplies them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The report: its numbers survive their file; its page and its picture need and trust nothing."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

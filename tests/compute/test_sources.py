@@ -1,7 +1,5 @@
 """Files, folders, names and datasets become documents; what is wrong is named with its place."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Bits per layer and side: chosen on a small model, and on the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The models that most evaluations are tested with, in float32."""
 
-from __future__ import annotations
-
 import pytest
 from tiny_models import EXAMPLE, write_model
 

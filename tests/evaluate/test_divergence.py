@@ -1,7 +1,5 @@
 """How far a cache moves what a model says: against the definition, and by branches of one run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

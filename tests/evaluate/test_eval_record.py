@@ -1,8 +1,6 @@
 """What `eval` leaves behind: score files that `scores add` and `publish` take, and when there are
 none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

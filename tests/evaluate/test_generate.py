@@ -1,8 +1,6 @@
 """The chunked reference server against plain generation, the one-pass cache, and a drawn picture of
 who reads what; also for models with states, convolutions and sliding windows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from architectures import shorten_chunks, write_architecture

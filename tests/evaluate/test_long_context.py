@@ -1,7 +1,5 @@
 """Prompts of the families, and maps of them."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Score records of measurements: units, errors and what is left out, by measurements made here."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

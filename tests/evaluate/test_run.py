@@ -1,8 +1,6 @@
 """The comparison of caches on the example model: the order of the rows, the facts, and the
 refusals."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The client against a real HTTP server on loopback that answers what SGLang answers, and much
 else."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """What is wrong with a server's answers: nothing when they are the reference's, and each mistake
 has its line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

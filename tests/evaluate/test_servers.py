@@ -1,7 +1,5 @@
 """Servers that `eval` starts: which ones, and that the failure of one is a result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """The simulated cache against a second statement of who reads what, one query at a time in
 float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

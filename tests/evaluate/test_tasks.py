@@ -1,8 +1,6 @@
 """Tasks: windows are cut as documented, facts lie where every cache reads INT2, and scores mean
 what they say."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """One request to a hub: how often it is sent, how long it may take, what arrives, where redirects
 and the token go, and which error ends it."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import socket

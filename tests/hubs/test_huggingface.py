@@ -1,8 +1,6 @@
 """Hugging Face: what is read (commits, listings, content, refusals, tokens), and whole round trips
 of writing with both versions of the client, in child processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 """ModelScope over real HTTP: read at one commit, from the site that has it; written in one commit,
 through its real client, against a hub that lies, refuses or falls silent."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,8 +1,6 @@
 """The reference attention against a loop over tokens and heads, written a second time from the
 rules of `cache`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

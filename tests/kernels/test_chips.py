@@ -1,8 +1,6 @@
 """Every chip that the kernels are compiled for: that they compile, without memory in place of
 registers, and which shapes have room."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

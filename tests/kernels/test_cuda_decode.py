@@ -1,8 +1,6 @@
 """The CUDA decode kernel, drafts included: compilation anywhere NVRTC is, refusals anywhere, and
 numbers on a GPU against float64."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The CUDA decode kernel, run by an emulator where g++ is, against plain torch in float64."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from dataclasses import replace

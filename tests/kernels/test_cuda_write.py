@@ -1,7 +1,5 @@
 """The CUDA write kernel: its parameters, compiled where NVRTC is, and on a GPU."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The CUDA write kernel, run by an emulator where g++ is."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable

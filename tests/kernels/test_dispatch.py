@@ -1,7 +1,5 @@
 """Which path decode attention takes, and what it says about it."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,8 +1,6 @@
 """Short extends with Triton against the reference: on a GPU where there is one, else interpreted in
 float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import Phase, given, settings

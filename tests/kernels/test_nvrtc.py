@@ -1,8 +1,6 @@
 """NVRTC: the folder of compiled kernels (private, keyed by everything, able to lose or damage a
 file, shared by processes that want the same code at once), and compiling before a launch."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

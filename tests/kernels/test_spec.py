@@ -1,7 +1,5 @@
 """The specification of a row: clip index, groups, bytes, and what is refused."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

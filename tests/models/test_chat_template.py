@@ -1,7 +1,5 @@
 """Chat templates of strangers: rendered as transformers does, and ended when they do not end."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Weights from files: what transformers would have made of them, float8 included, and what is
 refused before."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

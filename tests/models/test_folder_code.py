@@ -1,7 +1,5 @@
 """A stranger's model folder chooses no code: not by its attention, its tokenizer or its modules."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

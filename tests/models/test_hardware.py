@@ -1,7 +1,5 @@
 """GPUs as a real executable called nvidia-smi names them, and what follows for a server."""
 
-from __future__ import annotations
-
 import os
 from importlib.metadata import version
 from pathlib import Path

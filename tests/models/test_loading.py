@@ -1,7 +1,5 @@
 """Loading: what a configuration says, what is refused, and the tap in the attention."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A model that is larger than its device is said in one line, before a weight is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The size of weights: counted at their bits from a `config.json` alone, and of files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

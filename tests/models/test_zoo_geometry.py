@@ -1,7 +1,5 @@
 """The geometry of every recipe is what this package reads from a configuration of that model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

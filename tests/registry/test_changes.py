@@ -1,8 +1,6 @@
 """Against other writers, lost replies and failing tags: `publish` on real folder hubs that
 misbehave in between."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Digests that the package ships: where they came from, and that `pull` holds hubs to them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

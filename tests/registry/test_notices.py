@@ -1,7 +1,5 @@
 """A version that is stored or locked, and was yanked or deprecated since."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """Publishing over loopback HTTP with the real clients: what arrives, how often, and what a bad
 network makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

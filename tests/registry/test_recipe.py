@@ -1,8 +1,6 @@
 """Recipes of models: how one is read, what it means for serving, and that what it says in the words
 of `config.json` agrees with its geometry and with the sizes that the makers of the models state."""
 
-from __future__ import annotations
-
 from importlib import resources
 
 import pytest

@@ -2,8 +2,6 @@
 
 Merged, whatever was claimed once stays, in the order in which it was claimed."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """What the index of a hub says of a version: yanked, deprecated, offered again, with scores. Only
 index and card change."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any

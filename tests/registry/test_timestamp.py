@@ -1,7 +1,5 @@
 """Signed timestamps of hubs: a freeze, a swap, another key and a missing signature are noticed."""
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import timedelta

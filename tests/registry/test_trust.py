@@ -1,8 +1,6 @@
 """What was seen before decides what may be used: lock, known artifacts, index, offline,
 failover."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

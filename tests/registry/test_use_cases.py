@@ -1,8 +1,6 @@
 """The use cases around the registry, with nothing printed: a text is parsed once, into a path, a
 folder with a model, or a name; typed requests go in and typed results come out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

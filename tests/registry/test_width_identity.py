@@ -1,7 +1,5 @@
 """Artifacts of one fit that differ in bits per layer and side differ everywhere."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

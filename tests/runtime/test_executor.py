@@ -6,8 +6,6 @@ chunks, extended by a few tokens and decoded together, with transforms that are 
 with keys that are centred.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which ring of a request that has ended a prompt may take over, and when it is gone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

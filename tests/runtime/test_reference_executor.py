@@ -1,8 +1,6 @@
 """The cache with the references of the kernels against the float64 oracle, over the lengths
 where tiers begin and end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial

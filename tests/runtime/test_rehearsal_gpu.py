@@ -1,7 +1,5 @@
 """On a GPU a worker finds every kernel that it needs, when another process has compiled for it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A chain in place of a tree of drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

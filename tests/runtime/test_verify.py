@@ -1,8 +1,6 @@
 """Steps that verify drafts: outputs and stores are those of decode steps over the accepted tokens,
 for kernels and references, eager and through the views that a graph holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

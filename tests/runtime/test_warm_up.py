@@ -1,8 +1,6 @@
 """The steps before a server is ready: they touch nobody's tokens, and compile every kernel that a
 prefill will need."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

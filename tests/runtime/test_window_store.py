@@ -1,7 +1,5 @@
 """The BF16 windows: who is fresh, what is recorded, and which positions are read from them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from int2_test_plugin.reads import WindowCoverage, covers

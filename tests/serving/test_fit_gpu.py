@@ -1,7 +1,5 @@
 """What fits a GPU: the calculation, where its numbers come from, and the command."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Records of servers: a reused process id is never taken for a server, and what is left behind goes
 away."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

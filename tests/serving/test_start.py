@@ -1,7 +1,5 @@
 """`oscar_zoo.serve` from Python: a server that belongs to a block, and to this process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Building and serving the site: its folder, its command, its server, and that its scripts agree
 with Python."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

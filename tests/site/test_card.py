@@ -1,8 +1,6 @@
 """The card of an artifact and of a hub: read back by the client of Hugging Face, and merged with
 what its owner wrote."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

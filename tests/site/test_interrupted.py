@@ -1,7 +1,5 @@
 """What was written to a hub before somebody interrupted the next one is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

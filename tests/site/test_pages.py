@@ -1,8 +1,6 @@
 """The files of the site, built once from the package and a hub in a folder: what they say, whether
 everybody can use them, and that nothing in a manifest becomes markup."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

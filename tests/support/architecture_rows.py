@@ -1,7 +1,5 @@
 """The small random model of every architecture, by a name of ours: one row each. Data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tiny_architecture import (

@@ -1,7 +1,5 @@
 """Rows of one attention layer made of random numbers, and caches to measure on them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

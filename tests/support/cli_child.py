@@ -1,7 +1,5 @@
 """The command line in child processes, as people run it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

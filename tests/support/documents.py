@@ -1,7 +1,5 @@
 """The documents as data: their code blocks, the commands in them, their links."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

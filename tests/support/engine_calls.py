@@ -4,8 +4,6 @@ A case is `{"argv": [...], "env": {...}}`. Nothing is started; an answer says wh
 what was refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

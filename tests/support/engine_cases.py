@@ -1,8 +1,6 @@
 """What the token-equality suite runs: the workloads, and the ways to run them that must not change
 a token."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping

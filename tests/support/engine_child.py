@@ -7,8 +7,6 @@ not start; `probe` looks at the hooks of this process; `memory` counts what is f
 after. Modes and deliberate bugs are those of `int2_test_plugin`, by the environment.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -7,8 +7,6 @@ That fresh processes import what they need cannot be tested so. These start them
 the workers of the other releases. A command that a test watches or ends is a `forked_process`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import subprocess

@@ -1,8 +1,6 @@
 """Requests that a server must refuse, and the field that each answer must name. Without the
 checks of the plugin many of them end the whole server."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue

@@ -5,8 +5,6 @@ The most recent fault that matches wins. Faults of content need no path: without
 listings alone. They are not for redirects and refusals, which do not count as hits either.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import inspect
 import json

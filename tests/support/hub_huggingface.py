@@ -1,8 +1,6 @@
 """What Hugging Face answers: model repositories, their listings, contents, commits, tags and
 proposals."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -10,8 +10,6 @@ request on record.
 `server.plain_url` never does.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

@@ -4,8 +4,6 @@ A reply says what is sent and how: at which pace, how much of it, and how the co
 are made there, so that routes only know the truth.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

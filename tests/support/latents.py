@@ -1,8 +1,6 @@
 """A small model with multi-head latent attention (MLA) that SGLang runs on a CPU, an artifact for
 its latents, and a server of them in one process, with the cache of the study in `contrib/mla`."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small artifacts whose manifest says what was measured when they were made."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

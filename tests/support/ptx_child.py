@@ -1,8 +1,6 @@
 """Compile the Triton kernels for compute capability 9.0, without a GPU, and print what the
 assembler says of them as JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

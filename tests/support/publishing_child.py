@@ -4,8 +4,6 @@ One JSON object per line in, one per line out. Starting it costs a second, so te
 client version.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

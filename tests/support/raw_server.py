@@ -1,8 +1,6 @@
 """A server that says exactly the bytes a test gives it: to be silent, slow, short, or to break off
 at any byte."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

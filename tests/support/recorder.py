@@ -1,7 +1,5 @@
 """An observer that keeps the news of a use case."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from oscar_zoo.evaluate.shared import Phase

@@ -1,8 +1,6 @@
 """A server on loopback with the part of SGLang's API that benchmarks use. It answers by rule: the
 same question with the same seed has the same answer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,8 +1,6 @@
 """A real folder hub that behaves like a remote one: tags, proposals, and events in the order a test
 gives."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,8 +1,6 @@
 """The process behind `sglang_forks`: it imports SGLang, or what most commands import, then forks
 for every client, and there for every call."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -12,8 +12,6 @@ of a run of the tests has a connection of its own, the first one starts it, and 
 last one.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Pages of the site as data, and the hub that tests build it from."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """A command on a terminal of its own, and the person who sits there."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """What a row of `architecture_rows` says of a small random model, and values that rows share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Small artifacts with real rotation files, for tests of everything that moves or checks them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ Rows come from hooks on the models' own projections and norms; rotary embedding 
 attention are computed here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

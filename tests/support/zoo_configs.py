@@ -4,8 +4,6 @@ Counts come from the recipe. Which layers have full attention comes from the cla
 rule for that, such as an interval or a pattern of windows, so that the recipe is compared with it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

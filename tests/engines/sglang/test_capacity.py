@@ -1,7 +1,5 @@
 """What fits a GPU is divided as the server divides it."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """The flags on SGLang itself, read by its own parser and resolution: what they mean, and what is
 refused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

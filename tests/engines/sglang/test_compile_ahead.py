@@ -1,8 +1,6 @@
 """The process that compiles ahead: workers wait as long as it or a fork of it lives, and a start
 goes on when it fails or is killed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """FlashInfer's kernels are compiled beside a start, and never longer than the server lives."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@ Slots have exact rows beside the codes, so every answer must be that of the stoc
 was reused. What would be wrong is wrong in the tokens.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

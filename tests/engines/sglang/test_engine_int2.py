@@ -4,8 +4,6 @@ A cache of this process is the reference. Other chunk sizes and another clip mus
 so the comparison can fail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

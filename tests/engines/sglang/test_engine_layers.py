@@ -12,8 +12,6 @@ Without an INT2 cache SGLang serves Gemma 4 on a CPU from 0.5.21 on. From 0.5.23
 a newer transformers than the one that is installed here.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path

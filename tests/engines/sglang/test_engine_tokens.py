@@ -7,8 +7,6 @@ that the comparison can fail, with the installed release. The first test of anot
 whether every hook has its place there, so a failure names the release that broke.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import engine_cases

@@ -7,8 +7,6 @@ are retracted or given up. The sliding layers run in `SlidingOnCpu`, in the plac
 Triton backend. Runs with a bug show that the comparison can fail.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The rules of the front, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

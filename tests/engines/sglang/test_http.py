@@ -1,8 +1,6 @@
 """What stock SGLang's HTTP server does with our plugin and its front, on every release that the
 plugin supports: which requests it refuses, which routes exist, and who may ask."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -4,8 +4,6 @@ First with plain objects, then with what the installed SGLang makes of a command
 an attention layer.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from importlib.metadata import version

@@ -1,8 +1,6 @@
 """From a folder, two files or the local store to one artifact, or to an error that says which file
 is wrong."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

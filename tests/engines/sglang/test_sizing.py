@@ -1,7 +1,5 @@
 """Requests at a time: by the memory of the GPUs that a real executable called nvidia-smi names."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 moved, graphs before any request, layers and states of models, kernels that stand in for others, and
 what hybrid models need on a GPU as far as it shows without one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kernels are interpreted where there is no GPU."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

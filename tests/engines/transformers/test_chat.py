@@ -1,8 +1,6 @@
 """`oscar-zoo chat --model`: the answers are those of `generate` with an `OscarCache`, which goes on
 from turn to turn."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,8 +1,6 @@
 """What the codes of alternatives promise: exact values, published distortion, and the bytes that a
 cache would hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

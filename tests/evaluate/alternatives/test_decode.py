@@ -1,8 +1,6 @@
 """Every alternative against a cache that is decoded token by token, written a second time from the
 papers: lists of rows, one query at a time, float64 attention."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

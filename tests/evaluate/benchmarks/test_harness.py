@@ -1,7 +1,5 @@
 """The harness's own tasks with rows made here, in the format of each: asked, judged and kept."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Flags of SGLang, as users write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

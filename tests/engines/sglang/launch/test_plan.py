@@ -1,7 +1,5 @@
 """The launch plan: flags as `--name=value`, a closed environment, refused engine flags."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping
 from pathlib import Path

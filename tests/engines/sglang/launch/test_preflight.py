@@ -1,8 +1,6 @@
 """Memory before a start: a lower bound, whose advice is enough, and which never refuses what would
 have fitted."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The child process: healthy or explained, and gone afterwards with everything it started."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

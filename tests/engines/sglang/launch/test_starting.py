@@ -1,8 +1,6 @@
 """The private folder of a server, which is gone afterwards and at the next start when the process
 was killed; and what a server says of itself."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess
