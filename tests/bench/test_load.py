@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 from cli_output import check
-from raw_server import RawServer, Seen, answer, closed_port, json_answer
+from raw_server import RawServer, Seen, answer, closed_port, hang_up, json_answer
 
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.server import Server
@@ -67,7 +67,7 @@ def stream() -> Iterator[Callable[..., ServerClient]]:
                 connection.sendall(answer(status=status, Content_Length=None))
                 for part in () if isinstance(events, int) else events(body):
                     connection.sendall(part)
-                raise StopIteration
+                hang_up(connection)
 
             server = stack.enter_context(RawServer(handle))
             return ServerClient(server.url, timeout=timeout)

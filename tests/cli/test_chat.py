@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cli_output import Cli
-from raw_server import RawServer, Seen, answer
+from raw_server import RawServer, Seen, answer, hang_up
 from terminal import Terminal
 
 from oscar_zoo.engines.sglang.launch.processes import Process
@@ -54,12 +54,12 @@ def asked() -> Iterator[Asked]:
             connection.sendall(event({"choices": [choice]}))
             if text == "wait":
                 connection.recv(1)  # until the client hangs up
-                raise StopIteration
+                hang_up(connection)
         if body["stream_options"]["include_usage"]:
             usage = {"prompt_tokens": len(text), "completion_tokens": 2, "total_tokens": 0}
             connection.sendall(event({"choices": [], "usage": usage}))
         connection.sendall(b"data: [DONE]\n\n")
-        raise StopIteration
+        hang_up(connection)
 
     me = Process.of(os.getpid())
     assert me is not None

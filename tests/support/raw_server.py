@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import NoReturn, Self
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RawServer:
         for byte in data:
             connection.sendall(bytes([byte]))
             if self.ending.wait(pause):
-                raise StopIteration
+                hang_up(connection)
 
 
 def answer(body: bytes = b"", *, status: str = "200 OK", **headers: object) -> bytes:
@@ -107,6 +107,11 @@ def json_answer(value: object, **headers: object) -> bytes:
 def reset(connection: socket.socket) -> None:
     """Break the connection off in the rude way."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    hang_up(connection)
+
+
+def hang_up(connection: socket.socket) -> NoReturn:
+    """End the connection behind what was sent."""
     connection.close()
     raise StopIteration
 
