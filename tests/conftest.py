@@ -1,7 +1,5 @@
 """Every test: state of its own, no network beyond loopback, skips that say why."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util
@@ -90,6 +88,19 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
     yield
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Command lines in this process: `cli_output.Cli`."""
+    return importlib.import_module("cli_output").Cli(capsys)
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    """A folder with an artifact for the example model."""
+    tiny = importlib.import_module("tiny_artifacts")
+    return Path(tiny.write_folder(tmp_path / "artifact", tiny.artifact_files()))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

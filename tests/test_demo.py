@@ -1,8 +1,6 @@
 """The main job end to end, as `make demo` runs it, on less text: compute, verify, publish, pull,
 measure, serve."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

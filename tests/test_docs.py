@@ -1,12 +1,11 @@
 """The documents say what is true: their Python runs, their commands exist."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path
 
 import pytest
+from documents import ROOT, blocks
 from hub_uses import put_version
 from measured_artifacts import measured_files
 from tiny_artifacts import payload, write_folder
@@ -16,20 +15,11 @@ from oscar_zoo.cli.main import COMMANDS
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs.local import LocalHub
 
-ROOT = Path(__file__).resolve().parents[1]
-NEEDS_TORCH = re.compile(r"oscar_zoo\.(compute_artifact|fit|evaluate_artifact|draw_report)\(")
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+NEEDS_TORCH = re.compile(r"oscar_zoo\.(compute_artifact|fit|evaluate_artifact|draw_report)\(")
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-
-
-def test_the_python_of_the_documentation_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_python_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Catalog.packaged().recipe("Qwen3-8B")
     assert recipe is not None
     hub = LocalHub(tmp_path / "public", must_exist=False)

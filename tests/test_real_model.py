@@ -7,8 +7,6 @@ clipped Hadamard cache of 2 bits moves them by 0.002 nats. So the slice has the 
 the last two, and runs in float32, as divergences are small.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """docs/models.md names every architecture, is what was recorded, and some rows still hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

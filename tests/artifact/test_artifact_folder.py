@@ -1,7 +1,5 @@
 """Which artifact of a folder of artifacts belongs to a model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -27,16 +25,12 @@ def tree(folder: Path, *names: str, with_manifest: bool = False) -> Path:
         ("Tiny-A org/Tiny-B/calibrated", "Tiny-B", "org/Tiny-B/calibrated"),
     ],
 )
-def test_the_folder_named_like_the_model_is_taken(
-    tmp_path: Path, tree_of: str, model: str, found: str
-) -> None:
+def test_the_folder_named_as_a_model(tmp_path: Path, tree_of: str, model: str, found: str) -> None:
     tree(tmp_path, *tree_of.split())
     assert artifact_of_model(tmp_path, model) == tmp_path / found
 
 
-def test_a_model_is_also_called_by_the_folder_it_lies_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_a_model_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo = tree(tmp_path / "zoo", "Tiny-A/calibrated", "Tiny-B/calibrated")
     plain = tmp_path / "models" / "Tiny-A"
     cached = tmp_path / "models--Qwen--Tiny-B" / "snapshots" / ("0" * 40)

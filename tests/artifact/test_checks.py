@@ -1,8 +1,6 @@
 """The limits of the numeric checks, from both sides, and that one bad head among good ones is
 seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -33,12 +31,10 @@ def off_by(error: float) -> RotationSet:
     return tiny.change(good, forward=forward.astype(np.float32))
 
 
-def first_values(*changed: float) -> NDArray[np.float32]:
+def first_values(*given: float) -> NDArray[np.float32]:
     values = GOOD.layers[-1].eigenvalues
     assert values is not None
-    return np.concatenate(
-        [np.array(changed, dtype=np.float32) * values[-1], values[len(changed) :]]
-    )
+    return np.concatenate([np.array(given, dtype=np.float32) * values[-1], values[len(given) :]])
 
 
 def refused(check: Callable[[RotationSet], object], rotations: RotationSet) -> Rejected:
@@ -142,9 +138,7 @@ def test_layers_that_share_a_matrix_are_still_checked_for_their_own_eigenvalues(
         (0.02, 3.0, ("localisation.v",)),
     ],
 )
-def test_localisation_compares_keys_values_and_both(
-    k: float, v: float, warnings: tuple[str, ...]
-) -> None:
+def test_localisation_of_keys_values_or_both(k: float, v: float, warnings: tuple[str, ...]) -> None:
     sides = {"k": rotation("qqt_r_h_pbr", spread=k), "v": rotation("qqt_r_h_pbr", spread=v)}
     assert checks.localisation(sides).warnings == warnings
 

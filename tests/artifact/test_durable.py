@@ -1,7 +1,5 @@
 """Files and folders appear whole or not at all, and a lock is held by one process."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -202,9 +200,7 @@ def holder(name: str, kind: str = "exclusive") -> Iterator[subprocess.Popen[str]
         ("shared", "a", False, False),
     ],
 )
-def test_who_gets_a_lock_beside_another_process(
-    kind: str, name: str, shared: bool, gets: bool
-) -> None:
+def test_who_gets_a_lock_beside_another(kind: str, name: str, shared: bool, gets: bool) -> None:
     with holder("a", kind), held(name, shared=shared, timeout=0.01) as locked:
         assert locked == gets
     with held("a", timeout=0) as locked:
@@ -269,9 +265,7 @@ def test_lock_files_are_private_and_stay(own_state: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EIO])
-def test_without_flock_the_body_runs_without_a_lock(
-    monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_without_flock_the_body_runs_unlocked(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def refuse(*_: object) -> None:
         raise OSError(code, "no locks here")
 

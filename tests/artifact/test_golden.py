@@ -1,8 +1,6 @@
 """Committed files of every format version read the same forever, and the writer still makes the
 same bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -25,9 +23,7 @@ FACTS: dict[str, tuple[int, str, str, bool]] = {
     "k_rotation_wush.pt": (3, "wush_k", "kv_head", False),
     "v_rotation_wush.pt": (3, "wush_v", "kv_head", False),
 }
-SHA256 = dict(
-    reversed(line.split("  ")) for line in (GOLDEN / "SHA256SUMS").read_text().splitlines()
-)
+SHA256 = dict(reversed(one.split("  ")) for one in (GOLDEN / "SHA256SUMS").read_text().splitlines())
 
 
 @pytest.mark.parametrize("name", FACTS)

@@ -1,7 +1,5 @@
 """Hadamard matrix and permutation against their definitions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The manifest: one file form, a closed schema, and rules across fields."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -107,9 +105,7 @@ def test_refused(name: str, value: dict[str, Any]) -> None:
     BAD[name](changed)
     if changed["files"] != value["files"] and all(entry["sha256"] for entry in changed["files"]):
         # the right digest of the wrong list, so that only the rule in question is broken
-        rows = (
-            FileDigest(entry["path"], entry["sha256"], entry["size"]) for entry in changed["files"]
-        )
+        rows = (FileDigest(row["path"], row["sha256"], row["size"]) for row in changed["files"])
         changed["digest"] = artifact_digest(rows)
     with pytest.raises(MalformedFile) as caught:
         read(changed)
@@ -141,7 +137,7 @@ def test_the_json_schema_is_closed() -> None:
     schema = Manifest.model_json_schema(by_alias=True)
     blocks = [schema, *schema["$defs"].values()]
     assert all(
-        block["additionalProperties"] is False for block in blocks if block.get("type") == "object"
+        one["additionalProperties"] is False for one in blocks if one.get("type") == "object"
     )
 
 

@@ -1,7 +1,5 @@
 """Names: what is one, that text round-trips, and what never becomes part of a path."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

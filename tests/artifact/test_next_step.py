@@ -1,7 +1,5 @@
 """What an error suggests is data; the hint is rendered from it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

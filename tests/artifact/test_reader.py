@@ -1,8 +1,6 @@
 """The door: which files are opened, and which spellings of a good archive and pickle are
 accepted."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tensors that share a storage: read as torch reads them, or refused."""
 
-from __future__ import annotations
-
 import io
 from itertools import product
 from typing import Any
@@ -63,9 +61,7 @@ def read_by_us(data: bytes) -> list[Any] | None:
 
 
 @pytest.mark.parametrize("names", list(product(VIEWS, VIEWS)), ids="-then-".join)
-def test_views_of_one_storage_are_read_as_torch_reads_them_or_refused(
-    names: tuple[str, str],
-) -> None:
+def test_views_of_one_storage_are_read_as_by_torch_or_refused(names: tuple[str, str]) -> None:
     data = file_of(*(VIEWS[name] for name in names))
     ours = read_by_us(data)
     if ours is not None:

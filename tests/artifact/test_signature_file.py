@@ -1,8 +1,6 @@
 """The format of signature files: what is written is read, and what strangers may write is
 bounded."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """The fingerprint: published test vectors, honest files always pass, every listed mistake is
 seen."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from typing import Any
@@ -55,12 +53,10 @@ def test_sign_vectors_depend_on_everything() -> None:
 
 
 def test_heads_are_compared_one_by_one() -> None:
-    matrices = tiny.covariances(2, 3, d=32)
-    layers = tuple(
-        tiny.rotated(stack, layer) for layer, stack in zip((3, 7), matrices, strict=True)
-    )
+    stacks = tiny.covariances(2, 3, d=32)
+    layers = tuple(tiny.rotated(stack, layer) for layer, stack in zip((3, 7), stacks, strict=True))
     rotations = RotationSet(2, "qqt_r_h_pbr", "kv_head", "oscar", True, False, layers)
-    fingerprint = read_fingerprint(fingerprint_bytes({"qq": matrices}, (3, 7), MODEL, None))
+    fingerprint = read_fingerprint(fingerprint_bytes({"qq": stacks}, (3, 7), MODEL, None))
     assert compared(rotations, fingerprint).worst < statistics.LIMIT
     broken = layers[1].forward.copy()
     broken[2, :, 0] *= -1

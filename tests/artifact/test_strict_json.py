@@ -1,7 +1,5 @@
 """JSON from strangers: what is refused and why, and that what we write reads back."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Outcomes of whole artifacts: five of them, first failure stops, one check per stage."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,9 +31,7 @@ from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import PathNotFound
 
 STAGES = "bytes container schema numeric eigenvalues content roles model statistics localisation probe".split()  # noqa: E501
-SHAPE = Geometry(
-    num_layers=2, num_q_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=8, attention_layers=(0, 1)
-)
+SHAPE = artifacts.cache_shape(2, heads=4, kv_heads=2, dim=8)
 K, V = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 MATRICES = {"qq": tiny.covariances(2, seed=1), "sst": tiny.covariances(2, seed=2)}
 K_SET = tiny.rotation_set("qqt_r_h_pbr", matrices=MATRICES["qq"])
@@ -251,9 +247,7 @@ WARNED: list[tuple[set[str], dict[str, bytes], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("codes", "files", "given"), WARNED)
-def test_what_is_only_a_warning(
-    codes: set[str], files: dict[str, bytes], given: dict[str, Any]
-) -> None:
+def test_what_only_warns(codes: set[str], files: dict[str, bytes], given: dict[str, Any]) -> None:
     found = assert_verified(verify_files(files, **given))
     assert codes <= {*found.warnings} <= codes | {"pair.unproven"}
     assert found.grade == ("fp32" if "numeric.fp32_grade" in codes else "fp64")
@@ -327,9 +321,7 @@ def test_expected_digests(tmp_path: Path) -> None:
         assert outcome.want == want
 
 
-def test_a_folder_is_judged_by_its_names_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_first_judged_by_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     for name in ("a", "b", "c"):
@@ -354,9 +346,7 @@ def test_folders_that_are_no_pair(tmp_path: Path) -> None:
     assert isinstance(verify_path(empty), Unreadable)
 
 
-def test_links_and_large_files_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_and_large_files_stay_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "real", pair())
     (tmp_path / "link").symlink_to(folder)
     assert isinstance(verify_path(tmp_path / "link"), Unreadable)
@@ -380,9 +370,7 @@ def test_artifacts_in_a_tree(tmp_path: Path) -> None:
     assert find_artifacts(tmp_path / "absent") == find_artifacts(one / K) == []
 
 
-def test_a_folder_that_vanishes_during_the_walk_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_vanishes_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     list_folder = Path.iterdir
 

@@ -1,7 +1,5 @@
 """Bits for each layer and side in recipes and manifests."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

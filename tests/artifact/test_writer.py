@@ -1,7 +1,5 @@
 """The canonical file: same arrays, same bytes; nothing lost; torch reads it."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess
@@ -119,9 +117,7 @@ def test_the_bytes_do_not_depend_on_memory_layout() -> None:
         (replace(tiny.rotation_set(), layers=()), MalformedFile),
     ],
 )
-def test_what_no_reader_takes_is_not_written(
-    rotations: RotationSet, error: type[Exception]
-) -> None:
+def test_what_nobody_reads_is_not_written(rotations: RotationSet, error: type[Exception]) -> None:
     with pytest.raises(error):
         rotation_bytes(rotations)
 

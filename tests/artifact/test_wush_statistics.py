@@ -1,8 +1,6 @@
 """WUSH files against their fingerprint: right ones pass with a wide margin, each mistake is far
 above the limit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -16,7 +14,6 @@ from numpy.typing import NDArray
 
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard
 from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators, Manifest
-from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.statistics import (
     LIMIT,
     WUSH_MATRICES,
@@ -28,9 +25,7 @@ from oscar_zoo.artifact.statistics import (
 
 Matrix = NDArray[np.float64]
 LAYERS = (1, 4)
-GEOMETRY = Geometry(
-    num_layers=6, num_q_heads=6, num_kv_heads=2, head_dim=8, v_head_dim=8, attention_layers=LAYERS
-)
+GEOMETRY = artifacts.cache_shape(6, heads=6, kv_heads=2, dim=8, at=LAYERS)
 RECORDED = {
     name: tiny.covariances(2, 2, seed=seed) for seed, name in enumerate(("kk", "qq", "vv", "wo"), 1)
 }
@@ -71,7 +66,7 @@ def wush_set(
             for h in range(2)
         ]
         forward, partner, values = (
-            np.array(part, dtype=np.float32) for part in zip(*heads, strict=True)
+            np.array(one, dtype=np.float32) for one in zip(*heads, strict=True)
         )
         layers.append(LayerTransform(layer_id, forward, partner, eigenvalues=values))
     side = "k" if role == "k" else "v"
@@ -133,9 +128,7 @@ def transposed(layer: LayerTransform) -> LayerTransform:
 
 
 def both(change: Callable[[Any], Any]) -> Callable[[LayerTransform], LayerTransform]:
-    return lambda layer: replace(
-        layer, forward=change(layer.forward), partner=change(layer.partner)
-    )
+    return lambda one: replace(one, forward=change(one.forward), partner=change(one.partner))
 
 
 ROTATION = np.linalg.qr(np.random.default_rng(0).standard_normal((8, 8)))[0].astype(np.float32)

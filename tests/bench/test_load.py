@@ -1,25 +1,24 @@
 """Clients and verdicts of a load test, against a server on loopback that streams, refuses, stalls
 or breaks off."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from cli_output import check
-from raw_server import closed_port
+from raw_server import RawServer, Seen, answer, closed_port, hang_up, json_answer
 
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.server import Server
@@ -54,47 +53,29 @@ def good(body: dict[str, Any]) -> Iterator[bytes]:
 def stream() -> Iterator[Callable[..., ServerClient]]:
     """Starts a server that answers `/generate` with these events, or with a status. It has 100 free
     slots, and always says the same where no stream is wanted."""
-    running: list[ThreadingHTTPServer] = []
+    facts = {"loads": [{"max_total_num_tokens": 100, "num_used_tokens": 0}]}
+    plain = {"output_ids": [1], "meta_info": {"cached_tokens": 0}}
+    with ExitStack() as stack:
 
-    def start(events: Events | int, timeout: float = PLENTY) -> ServerClient:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer({"loads": [{"max_total_num_tokens": 100, "num_used_tokens": 0}]})
-
-            def _answer(self, facts: object) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(json.dumps(facts).encode())
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
+        def start(events: Events | int, timeout: float = PLENTY) -> ServerClient:
+            def handle(connection: socket.socket, seen: Seen) -> None:
+                body = json.loads(seen.body or "{}")
                 if not body.get("stream"):
-                    self._answer({"output_ids": [1], "meta_info": {"cached_tokens": 0}})
+                    connection.sendall(json_answer(facts if seen.method == "GET" else plain))
                     return
-                self.send_response(events if isinstance(events, int) else 200)
-                self.end_headers()
-                try:
-                    for part in () if isinstance(events, int) else events(body):
-                        self.wfile.write(part)
-                        self.wfile.flush()
-                except OSError:
-                    pass  # the client hung up
+                status = f"{events} Status" if isinstance(events, int) else "200 OK"
+                connection.sendall(answer(status=status, Content_Length=None))
+                for part in () if isinstance(events, int) else events(body):
+                    connection.sendall(part)
+                hang_up(connection)
 
-            def log_message(self, *_: object) -> None: ...
+            server = stack.enter_context(RawServer(handle))
+            return ServerClient(server.url, timeout=timeout)
 
-        running.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
-        return ServerClient(f"http://127.0.0.1:{running[-1].server_port}", timeout=timeout)
-
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
-def test_a_whole_stream_is_finished_and_a_client_can_hang_up_anywhere(
-    stream: Callable[..., ServerClient],
-) -> None:
+def test_a_stream_is_whole_or_hung_up_on_anywhere(stream: Callable[..., ServerClient]) -> None:
     client = stream(good)
     done = Call((1, 2), 5).run(client)
     assert (done.tokens, done.hung_up, done.error) == (5, False, None)
@@ -133,9 +114,7 @@ def silence() -> Iterator[Events]:
     over.set()
 
 
-def test_silence_and_nobody_there_are_errors(
-    stream: Callable[..., ServerClient], silence: Events
-) -> None:
+def test_silence_and_nobody_are_told(stream: Callable[..., ServerClient], silence: Events) -> None:
     assert Call((1, 2), 5).run(stream(silence, 0.3)).error == "no answer in time"
     with closed_port() as port:
         client = ServerClient(f"http://127.0.0.1:{port}")
@@ -198,9 +177,8 @@ def test_memory_of_a_group_is_that_of_all_its_processes() -> None:
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    assert (
-        child.stdout is not None and child.stdin is not None and child.stdout.readline() == b"up\n"
-    )
+    assert child.stdout is not None and child.stdin is not None
+    assert child.stdout.readline() == b"up\n"
     with load.watched(child.pid, pause=0.01) as (host, _):
         assert load.group_memory(child.pid) > 40 << 20
     child.stdin.close()

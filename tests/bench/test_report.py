@@ -1,7 +1,5 @@
 """The comparison as JSON, CSV, table and PNG, from results with every kind of gap."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace
@@ -93,9 +91,7 @@ def rows_of(report: Report) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(as_csv(report))))
 
 
-def test_json_csv_and_table_say_the_same(
-    report: Report, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_csv_and_table_agree(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     facts = facts_of(report)
     assert (facts["schema"], facts["weights"]) == ("oscar-zoo.bench-serve/2", "random")
     bf16, _, int2 = facts["sides"]
@@ -124,9 +120,7 @@ def test_json_csv_and_table_say_the_same(
     assert report.exit_code == 1 and replace(report, stopped="SIGINT").exit_code == 130
 
 
-def test_int2_is_compared_with_the_best_backend_of_each_case(
-    report: Report, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_int2_is_compared_with_the_best(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     bf16, _, int2 = report.sides
     fi = replace(bf16, alone=False, job=job(60.0, 60.0))
     cases = steps(SMALL, 9.0), steps(LARGE, 12.0)

@@ -1,8 +1,6 @@
 """Following an engine process: what it says, how it ends, and that it is gone, with programs in
 place of the engine; and the figures of a batch from hand-made arrival times."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -100,9 +98,7 @@ def test_the_log_or_the_process_itself_says_why_it_ended(run: Run) -> None:
 @pytest.mark.parametrize(
     ("news", "what"), [((), "the start"), ((UP,), "the case 1 x 10"), ((UP, FIRST), "the case 2")]
 )
-def test_the_limit_is_per_case_and_names_what_took_so_long(
-    run: Run, news: tuple[object, ...], what: str
-) -> None:
+def test_a_case_has_a_limit_that_is_named(run: Run, news: tuple[object, ...], what: str) -> None:
     error = str(run(*news, then="time.sleep(60)", limit=1).error)
     assert error.startswith(what) and error.endswith("took longer than 1 s")
 
@@ -116,9 +112,7 @@ def test_the_job_after_the_cases_is_kept_and_named(run: Run) -> None:
     assert late.error == "the job took longer than 1 s" and late.job is None
 
 
-def test_a_signal_between_reading_and_keeping_loses_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_before_keeping_loses_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     take = sides._take
 
     def interrupted(item: dict[str, object], side: Side, job: OfflineJob) -> bool:
@@ -164,9 +158,7 @@ def steady(start: float, gap: float, count: int) -> list[tuple[float, int]]:
     gap=st.floats(1e-3, 1e-1),
     count=st.integers(200, 240),
 )
-def test_evenly_spaced_tokens_give_their_spacing(
-    starts: list[float], gap: float, count: int
-) -> None:
+def test_even_tokens_give_their_spacing(starts: list[float], gap: float, count: int) -> None:
     found = figures([steady(start, gap, count) for start in starts])
     assert found["ttft_s"] == max(starts)
     assert found["ms_per_token"] == pytest.approx(1000 * gap)

@@ -1,8 +1,6 @@
 """Command lines of the engines: alike but for the cache and its attention. Models and artifacts of
 random numbers have the shapes of real ones and pass the same checks."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace
@@ -170,9 +168,7 @@ def test_progress_counts_the_warm_up_and_all_repeats() -> None:
 
 
 @pytest.mark.parametrize("recipe", KNOWN, ids=lambda recipe: recipe.name)
-def test_a_model_of_the_zoo_has_the_cache_of_its_recipe(
-    recipe: ModelRecipe, tmp_path: Path
-) -> None:
+def test_a_zoo_model_has_the_cache_of_its_recipe(recipe: ModelRecipe, tmp_path: Path) -> None:
     sides.write_model(tmp_path / "m", sides.written_config(recipe), longest=1)
     assert inspect_model(str(tmp_path / "m")).geometry == recipe.geometry
 

@@ -1,8 +1,6 @@
 """`oscar-zoo bench serve` and `bench load`: all sides and a loaded server in stock SGLang on the
 CPU, signals, the device, and subjects that cannot be measured."""
 
-from __future__ import annotations
-
 import csv
 import json
 import signal
@@ -54,11 +52,8 @@ def test_all_sides_are_measured_over_every_case(forked: ForkedCli, artifact: Pat
     )
     assert (done.code, done.err) == (0, ""), done.out
     report = done.json
-    assert (
-        report["weights"] == "loaded"
-        and report["device"] == "CPU"
-        and report["artifact"]["digest"] != ""
-    )
+    assert report["weights"] == "loaded" and report["device"] == "CPU"
+    assert report["artifact"]["digest"] != ""
     engines = [side["engine"] for side in report["sides"]]
     backends = [engine["attention_backend"] for engine in engines]
     assert backends == ["torch_native", "torch_native", "oscar_int2"]
@@ -236,9 +231,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     "command", [("bench", "serve", "--cases", "1x64"), ("bench", "load", "--clients", "2")]
 )
 @pytest.mark.usefixtures("without_gpu")
-def test_a_large_model_needs_a_device_that_was_named_and_room(
-    command: tuple[str, ...], cli: Cli
-) -> None:
+def test_a_large_model_needs_a_named_device_and_room(command: tuple[str, ...], cli: Cli) -> None:
     large = (*command, "--dummy-weights", "Qwen3-8B")
     assert "--device cpu" in cli.refused(1, *large)
     assert "Qwen3-8B needs" in cli.refused(1, *large, "--device", "cpu")
@@ -259,9 +252,7 @@ def test_a_model_without_weights_on_a_cpu_nobody_named_is_remarked_on(
 
 @pytest.mark.sglang
 @needs_sglang
-def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(
-    forked: ForkedCli, artifact: Path
-) -> None:
+def test_a_server_holds_under_load_and_cuts_nobody_off(forked: ForkedCli, artifact: Path) -> None:
     # Short windows, so that prompts of 200 tokens reach INT2, and few slots, so that prefixes are
     # evicted.
     flags = ["--oscar-sink-size=16", "--oscar-recent-size=32", "--max-total-tokens=1500"]

@@ -1,8 +1,6 @@
 """`oscar-zoo eval` by servers: benchmarks with both caches, a killed command, what is refused, and
 the perplexity of a server beside the reference."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -21,7 +19,7 @@ from cli_child import Cli as Child
 from cli_output import Cli
 from engines import MODEL, environment, needs_sglang
 from forked_commands import ForkedCli
-from scripted_chat import scripted_chat
+from scripted_chat import ScriptedChat
 
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.benchmarks import suite
@@ -107,12 +105,8 @@ def test_two_servers_are_compared(forked: ForkedCli, artifact: Path, tmp_path: P
     record = ScoreFile.from_bytes((tmp_path / "scores.json").read_bytes())
     (score,) = record.scores
     assert task["scores"] == [score.model_dump(mode="json")]
-    assert (score.kv_dtype, score.task, score.n, score.seeds) == (
-        "int2",
-        "gpqa_main",
-        QUESTIONS,
-        (0, 1),
-    )
+    assert score.kv_dtype == "int2" and score.task == "gpqa_main" and score.n == QUESTIONS
+    assert score.seeds == (0, 1)
     assert score.tokens is not None and 0 < score.tokens.completion <= 4 * 2 * QUESTIONS
     assert score.exhausted_rate is not None and score.baseline is not None
     assert score.baseline.kv_dtype == "bf16" and score.paired is not None
@@ -145,7 +139,7 @@ def test_a_killed_command_goes_on_where_it_stopped(
         monkeypatch.setenv("OSCAR_ZOO_STATE", str(state))
         return Path(json.loads(cli(0, *command))["file"]).read_bytes()
 
-    with scripted_chat("int2") as int2, scripted_chat("auto") as bf16:
+    with ScriptedChat("int2") as int2, ScriptedChat("auto") as bf16:
         command = [
             *("eval", str(artifact), "--model", str(MODEL), "--task", "sample", "--limit", "8"),
             *("--temperature", "0.6", "--seeds", "2", "--concurrency", "2", "--json"),
@@ -169,7 +163,7 @@ def test_a_killed_command_goes_on_where_it_stopped(
 
 @needs_harness
 def test_the_table_and_the_remarks(artifact: Path, tmp_path: Path, cli: Cli) -> None:
-    with scripted_chat("int2") as int2, scripted_chat("auto") as bf16:
+    with ScriptedChat("int2") as int2, ScriptedChat("auto") as bf16:
         given = ["--url", int2.url, "--base-url", bf16.url, "--output", str(tmp_path / "s.json")]
         ask = ["--task", "sample", "--temperature", "0.6", "--top-p", "0.9", "--no-thinking"]
         out = cli(0, "eval", artifact, "--model", MODEL, *ask, *given)
@@ -202,9 +196,7 @@ def test_what_cannot_be_asked_is_refused(
 
 @needs_harness
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), ServerFailed("it died.")])
-def test_an_early_end_says_that_answers_are_kept(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_end_keeps_answers(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     from oscar_zoo.evaluate.benchmarks import harness
 
     def ended(*_: object, **__: object) -> Any:
@@ -224,7 +216,7 @@ def test_an_early_end_says_that_answers_are_kept(
 @needs_harness
 def test_servers_with_the_wrong_cache_are_refused(artifact: Path, cli: Cli) -> None:
     ask = ["eval", artifact, "--model", MODEL, "--task", "sample"]
-    with scripted_chat("auto") as server:
+    with ScriptedChat("auto") as server:
         assert "has a cache of auto, not of INT2" in cli.refused(2, *ask, "--url", server.url)
 
 

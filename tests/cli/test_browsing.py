@@ -1,8 +1,6 @@
 """`list`, `search` and `info`, in process, over hubs in folders and the store: what is found, in
 which order, and what is said of it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -24,9 +22,7 @@ QWEN = "Qwen3-8B/seq20000_prompt83_group128"
 SMALL = SELECTION["chosen"] | {"change_percent": -0.1, "recall": 0.9}
 
 
-def test_measured_quality_is_shown_everywhere_and_apart_from_scores(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_measured_quality_is_shown_apart_from_scores(cli: Cli, tmp_path: Path) -> None:
     folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
     head, *rows = cli(0, "list", "--hub", hub).splitlines()
@@ -51,9 +47,7 @@ def test_measured_quality_is_shown_everywhere_and_apart_from_scores(
     assert "(+0.90 %, standard error 0.11); recall BF16 99.2 %" in card and by in card
 
 
-def test_a_version_that_was_yanked_is_marked_wherever_it_is_named(
-    cli: Cli, tmp_path: Path, own_state: Path
-) -> None:
+def test_a_yanked_version_is_marked_everywhere(cli: Cli, tmp_path: Path, own_state: Path) -> None:
     """An installed one by every verb that takes its name, a locked one by `list` too."""
     folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
@@ -100,9 +94,8 @@ def test_a_named_hub_shows_what_it_has_and_nothing_else(cli: Cli, tmp_path: Path
     assert rows("--hub", one, "--installed") == {str(HARD): "installed"}
     assert rows("--hub", two, "--installed") == {}
     everything = rows("--offline")
-    assert {str(HARD), "alone/tag"} < everything.keys() and any(
-        name.startswith("Qwen3-8B/") for name in everything
-    )
+    assert {str(HARD), "alone/tag"} < everything.keys()
+    assert any(name.startswith("Qwen3-8B/") for name in everything)
     assert "Recipes" not in cli(0, "list", "--hub", one)
 
 
@@ -136,29 +129,6 @@ def test_info_tells_of_a_folder_whose_files_are_damaged(cli: Cli, tmp_path: Path
     assert "files        FAILED" in out and "verified to level" not in out
     path.unlink()
     assert cli.json(0, "info", folder)["warnings"]
-
-
-def test_what_fits_a_gpu_is_an_estimate_from_shapes(cli: Cli, tmp_path: Path) -> None:
-    hub = f"file:{hub_with(tmp_path / 'hub', artifact_files()).root}"
-    memory = cli.json(0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "80GB")["memory"]
-    # 36 layers, 8 heads, K and V of 128: 32 bytes of codes and 4 of scales a row, or 256 bytes in
-    # BF16
-    assert (memory["int2_token_bytes"], memory["bf16_token_bytes"]) == (
-        36 * 8 * 2 * 36,
-        36 * 8 * 2 * 256,
-    )
-    assert memory["window_bytes_per_request"] == (256 + 2 * 64) * memory["bf16_token_bytes"]
-    (card,) = memory["gpus"]
-    left = 0.85 * (80 << 30) - memory["weights_bytes"]
-    each = left // card["requests"]
-    assert card["bf16_tokens"] == card["requests"] * int(each // memory["bf16_token_bytes"])
-    each -= memory["window_bytes_per_request"]
-    assert card["int2_tokens"] == card["requests"] * int(each // memory["int2_token_bytes"])
-    four = cli.json(0, "info", "Qwen3-32B", "--hub", hub, "--gpu-memory", "80GB")["memory"]
-    assert four["gpus"][0]["gpus"] == 4 and four["gpus"][0]["int2_tokens"] > card["int2_tokens"]
-    shown = cli(0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "12 GiB")
-    assert "estimate: weights 16.4 GB" in shown and "no, weights and windows" in shown
-    assert "weights not known" in cli(0, "info", "GLM-4.6", "--hub", hub, "--gpu-memory", "24")
 
 
 def test_a_family_is_listed_with_its_recipes_and_nothing_else(cli: Cli) -> None:

@@ -1,26 +1,21 @@
 """`oscar-zoo chat` against a server that answers as SGLang does: events, turns, errors."""
 
-from __future__ import annotations
-
-import contextlib
 import io
 import json
 import os
-import pty
-import select
 import shlex
 import signal
-import subprocess
+import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from cli_output import Cli
+from raw_server import RawServer, Seen, answer, hang_up
+from terminal import Terminal
 
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.serving import records
@@ -29,61 +24,49 @@ from oscar_zoo.serving.records import ServerRecord, now
 Asked = list[dict[str, Any]]
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Says back the last question in two parts, with a control character, and counts two tokens;
-    `bad` is refused, nothing follows the first part for `wait`, and `think` has a thought."""
-
-    asked: ClassVar[list[dict[str, Any]]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body | {"key": self.headers["Authorization"], "path": self.path})
-        text = body["messages"][-1]["content"]
-        if text == "bad":
-            self.send_response(400)
-            self.end_headers()
-            self.wfile.write(b'{"object": "error", "message": "too long\\n by far"}')
-            return
-        self.send_response(200)
-        self.end_headers()
-        for part in ("You said \x1b[2J", text):
-            event: dict[str, Any] = {"choices": [{"delta": {"role": "assistant", "content": part}}]}
-            if text == "think":
-                name = "reasoning" if part == text else "reasoning_content"  # of either engine
-                event["choices"][0]["delta"][name] = "Hm."
-            if body["max_tokens"] < 5:
-                event["choices"][0]["finish_reason"] = "length"
-            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-            if text == "wait":
-                self.wfile.flush()
-                self.rfile.read(1)  # until the client hangs up
-                return
-        if body["stream_options"]["include_usage"]:
-            usage = {"prompt_tokens": len(text), "completion_tokens": 2, "total_tokens": 0}
-            event = {"choices": [], "usage": usage}
-            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, *_: object) -> None:
-        pass
+def event(value: object) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
 @pytest.fixture
 def asked() -> Iterator[Asked]:
-    """What a server that is recorded as running here was asked."""
-    Handler.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    """What a server that is recorded as running here was asked. It says back the last question in
+    two parts, with a control character, and counts two tokens; `bad` is refused, nothing follows
+    the first part for `wait`, and `think` has a thought."""
+    found: Asked = []
+
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        body = json.loads(seen.body)
+        found.append(body | {"key": seen.headers.get("authorization"), "path": seen.target})
+        text = body["messages"][-1]["content"]
+        if text == "bad":
+            refusal = b'{"object": "error", "message": "too long\\n by far"}'
+            connection.sendall(answer(refusal, status="400 Bad"))
+            return
+        connection.sendall(answer(Content_Length=None))
+        for part in ("You said \x1b[2J", text):
+            choice: dict[str, Any] = {"delta": {"role": "assistant", "content": part}}
+            if text == "think":
+                name = "reasoning" if part == text else "reasoning_content"  # of either engine
+                choice["delta"][name] = "Hm."
+            if body["max_tokens"] < 5:
+                choice["finish_reason"] = "length"
+            connection.sendall(event({"choices": [choice]}))
+            if text == "wait":
+                connection.recv(1)  # until the client hangs up
+                hang_up(connection)
+        if body["stream_options"]["include_usage"]:
+            usage = {"prompt_tokens": len(text), "completion_tokens": 2, "total_tokens": 0}
+            connection.sendall(event({"choices": [], "usage": usage}))
+        connection.sendall(b"data: [DONE]\n\n")
+        hang_up(connection)
+
     me = Process.of(os.getpid())
     assert me is not None
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    one = ServerRecord(
-        me, server.server_port, url, "org/a-model", "a:b", "/tmp/log", now(), "ready"
-    )
-    with records.registered(one):
-        yield Handler.asked
-    server.shutdown()
-    server.server_close()
+    with RawServer(handle) as server:
+        told = (server.port, f"{server.url}/v1", "org/a-model", "a:b", "/tmp/log", now(), "ready")
+        with records.registered(ServerRecord(me, *told)):
+            yield found
 
 
 @pytest.fixture
@@ -100,49 +83,13 @@ def chat(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 CHAT = ("-m", "oscar_zoo", "chat")
 
 
-class Typist:
-    """A person at a terminal in which `command` runs."""
-
-    def __init__(self, *command: str) -> None:
-        self.ours, theirs = pty.openpty()
-        self.seen = ""
-        self.child = subprocess.Popen(
-            [sys.executable, *command],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=os.environ | {"TERM": "xterm"},
-        )
-        os.close(theirs)
-
-    def __enter__(self) -> Typist:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.child.kill()  # what fails here must not wait for it
-        self.child.wait()
-        os.close(self.ours)
-
-    def see(self, text: str, *, times: int = 1) -> None:
-        """Wait until `text` was shown so often."""
-        while self.seen.count(text) < times:
-            assert select.select([self.ours], [], [], 60)[0], self.seen
-            self.seen += os.read(self.ours, 4096).decode()
-
+class Typist(Terminal):
     def type(self, keys: bytes, answer: str) -> None:
         """Type at the next prompt, and wait for what comes behind it."""
         self.see("> ")
         self.seen = self.seen.rpartition("> ")[2]
-        os.write(self.ours, keys)
+        self.press(keys)
         self.see(answer)
-
-    def end(self) -> int:
-        """The exit code, with all that was shown until then in `seen`."""
-        code = self.child.wait(60)
-        with contextlib.suppress(OSError):  # the other side is closed
-            while part := os.read(self.ours, 4096):
-                self.seen += part.decode()
-        return code
 
 
 def test_a_server_that_starts_is_no_server_that_is_gone(asked: Asked, cli: Cli) -> None:
@@ -199,9 +146,7 @@ def test_without_a_question_nothing_is_asked(
 
 
 @pytest.mark.parametrize("words", [["hi"], ["hi", "there"]])
-def test_words_that_name_no_server_may_be_a_question(
-    asked: Asked, words: list[str], cli: Cli
-) -> None:
+def test_words_that_name_no_server_may_ask(asked: Asked, words: list[str], cli: Cli) -> None:
     hint = cli.json(3, "chat", *words)["error"]["hint"]
     assert not asked
     cli(0, *shlex.split(hint[hint.index("oscar-zoo chat") :])[1:])
@@ -209,7 +154,7 @@ def test_words_that_name_no_server_may_be_a_question(
 
 
 def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(asked: Asked) -> None:
-    with Typist(*CHAT) as typist:
+    with Typist(CHAT) as typist:
         for keys, answer in (
             (b"one\r", "You said [2Jone"),
             (b"\r", "> "),
@@ -226,7 +171,7 @@ def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(asked: Asked) ->
 
 
 def test_lines_are_edited_and_come_back(asked: Asked) -> None:
-    with Typist(*CHAT) as typist:
+    with Typist(CHAT) as typist:
         typist.type(b"ac\x1b[Db\r", "You said")  # left
         typist.type(b"\x1b[A\x7fd\r", "You said")  # up, backspace
         typist.type(b"\x04", "")
@@ -240,7 +185,7 @@ def test_lines_are_edited_and_come_back(asked: Asked) -> None:
     ids=["bracketed", "plain", "with-end"],
 )
 def test_a_pasted_text_is_one_question(asked: Asked, pasted: bytes) -> None:
-    with Typist(*CHAT) as typist:
+    with Typist(CHAT) as typist:
         typist.type(pasted, "You said")
         if not pasted.endswith(b"\x04"):
             typist.type(b"\x04", "")
@@ -275,7 +220,7 @@ main()
 def test_the_error_of_a_signal_begins_a_line(
     asked: Asked, number: signal.Signals, command: tuple[str, ...]
 ) -> None:
-    with Typist(*command) as typist:
+    with Typist(command) as typist:
         typist.see("You said" if "wait" in command else "> ")
         typist.child.send_signal(number)
         if "wait" not in command and number == signal.SIGINT:

@@ -1,13 +1,9 @@
 """Computing where nobody has an artifact, through `pull`, `serve` and `compute`: what is offered,
 what is left behind, and what Ctrl-C and SIGTERM keep."""
 
-from __future__ import annotations
-
 import os
-import pty
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,9 +16,11 @@ from cli_child import Cli as Child
 from cli_child import Finished
 from cli_output import Cli, parsed
 from engines import INSTALLED, needs_sglang
+from forked_commands import QuickCli
 from forked_process import ForkedProcess
-from quick_cli import QuickCli
+from raw_server import closed_port
 from safetensors.torch import load_file, save_file
+from terminal import Terminal
 from tiny_artifacts import artifact_files
 from tiny_models import change_config
 
@@ -169,9 +167,7 @@ def test_serve_finds_it_by_name(made: Made, cli: Cli, monkeypatch: pytest.Monkey
         assert "one line with a key" in line
 
 
-def test_without_compute_the_next_step_is_one_line(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_next_step_is_a_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OSCAR_ZOO_PORT")
     monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{tmp_path}")  # which answers
     for wanted, shown in ((NAME, "FOLDER"), ("Qwen/Qwen3-32B", "Qwen/Qwen3-32B"), (MODEL, MODEL)):
@@ -205,9 +201,7 @@ def test_what_cannot_be_computed_is_not_offered(cli: Cli) -> None:
             assert "--compute" not in cli.refused(code, "pull", wanted, *more)
 
 
-def test_a_folder_without_weights_is_refused_before_anything_is_announced(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_folder_without_weights_is_refused_before_a_word(cli: Cli, tmp_path: Path) -> None:
     shutil.copy(MODEL / "config.json", tmp_path)
     for words in (["pull", tmp_path], ["serve", tmp_path, "--print", "--device", "cpu"]):
         err = cli.refused(1, *words, "--compute")
@@ -235,9 +229,8 @@ def test_a_hub_that_does_not_answer_is_told_of(cli: Cli, monkeypatch: pytest.Mon
     """An artifact may be there after all; nobody listens on this port."""
     for name in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    with socket.socket() as taken:  # bound, never listening
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    with closed_port() as port:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
         words = ("pull", MODEL, "--hub", "hf:org/zoo")
         again = f"oscar-zoo pull {MODEL} --compute --hub hf:org/zoo\n"
         assert cli.refused(5, *words).endswith(again)
@@ -254,25 +247,13 @@ def test_serve_offers_it_without_a_terminal(cli: Cli) -> None:
 @needs_sglang
 def test_serve_asks_on_a_terminal(tmp_path: Path) -> None:
     """Nothing is computed after a no; standard input and error are a terminal."""
-    ours, theirs = pty.openpty()
     cli = Child({**os.environ, "HF_HUB_OFFLINE": "1", "TERM": "dumb"}, tmp_path)
-    command = [sys.executable, "-m", "oscar_zoo", "serve", str(MODEL)]
-    child = subprocess.Popen(
-        command, env=cli.variables, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    seen = b""
-    try:
-        while b"[Y/n]" not in seen:
-            seen += os.read(ours, 4096)
-        os.write(ours, b"n\n")
-        assert child.wait(timeout=300) == 5
-        said = os.read(ours, 4096).decode().splitlines()[-1]
-    finally:
-        child.kill()
-        child.wait()
-        os.close(ours)
-    assert f"No artifact for {NAME} exists. Compute one now (about ".encode() in seen
+    with Terminal(["-m", "oscar_zoo", "serve", MODEL], cli.variables, cwd=tmp_path) as terminal:
+        terminal.see("[Y/n]")
+        terminal.press(b"n\n")
+        assert terminal.end() == 5
+    said = terminal.text.splitlines()[-1]
+    assert f"No artifact for {NAME} exists. Compute one now (about " in terminal.seen
     assert said.startswith(f"error: nothing was computed for {NAME}. Compute one: oscar-zoo serve ")
     assert said.endswith(" --compute") and str(MODEL) in said
     assert results(cli) == []
@@ -334,9 +315,7 @@ def test_what_is_kept_is_named_and_the_same_command_goes_on(
     assert "went on from" in cli.err and not work.exists()
 
 
-def test_another_text_is_refused(
-    ends_at_first_save: dict[str, int], tmp_path: Path, cli: Cli
-) -> None:
+def test_new_text_is_refused(ends_at_first_save: dict[str, int], tmp_path: Path, cli: Cli) -> None:
     typed = [*COMPUTE, str(tmp_path / "out")]
     ends_at_first_save["signal"] = signal.SIGINT
     cli(130, *typed)

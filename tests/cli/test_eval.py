@@ -1,8 +1,6 @@
 """`oscar-zoo eval` and `ruler` in this process: what options mean, rows for several windows, clips
 and alternatives, and the same from Python."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -75,16 +73,12 @@ def test_the_tables_have_a_column_for_each_list(cli: Cli, measured: list[str]) -
     head, base, *rows = [line.split() for line in lines]
     assert " ".join(head) == "CACHE SINK RECENT BITS BITS AT 128 PERPLEXITY vs BF16"
     assert base[:3] == ["BF16", "16.00", "16.00"]
-    assert [row[:4] for row in rows[:2]] == [
-        ["INT2", "4", recent, "4.00"] for recent in ("16", "32")
-    ]
+    assert [row[:4] for row in rows[:2]] == [["INT2", "4", size, "4.00"] for size in ("16", "32")]
     assert " ".join(rows[2]) == "SINK RECENT BITS AT 8k BITS AT 32k BITS AT 128k"
     assert rows[3:5] == [["4", "16", "4.04", "4.01", "4.00"], ["4", "32", "4.07", "4.02", "4.00"]]
 
 
-def test_one_value_of_each_is_for_all_caches_and_python_takes_one_or_a_list(
-    cli: Cli, measured: list[str]
-) -> None:
+def test_one_value_is_for_all_caches_and_python_takes_lists(cli: Cli, measured: list[str]) -> None:
     found = cli.json(0, *measured, "--recent", "16", "--sink", "0")
     assert (found["sink"], found["recent"]) == (0, 16)
     assert len(found["rows"]) == 5 and not any(row["changes"] for row in found["rows"])
@@ -222,9 +216,7 @@ def test_the_command_line_again_means_the_same_with_a_folder(asked: list[Any]) -
     assert asked[1] == replace(asked[0], model="FOLDER")
 
 
-def test_the_example_recalls_with_bf16_and_not_with_plain_int2(
-    cli: Cli, artifact: Path, tmp_path: Path
-) -> None:
+def test_the_example_recalls_not_with_plain_int2(cli: Cli, artifact: Path, tmp_path: Path) -> None:
     page = tmp_path / "map.html"
     asked = ("--family", "single", "--depths", 2, "--samples", 1, "--lengths", 600)
     caches = ("--cache", "bf16", "--cache", "int2")

@@ -1,14 +1,11 @@
 """`compute`, `fit`, `merge-moments` and `plot` as people run them: one capture, many methods, a
 model larger than this machine, and reports."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 from cli_child import Cli as Child
 from cli_output import Cli
 from random_moments import describe, random_moments
+from raw_server import closed_port
 from site_pages import sample_report
 from tiny_artifacts import artifact_files, write_folder
 from tiny_models import INDEX, TOKENIZER, change_config, save_model, write_model
@@ -96,9 +94,7 @@ def test_the_folder_of_an_artifact_means_the_moments_beside_it(
     assert "one.moments.safetensors" in cli.refused(3, "fit", "./one", "--method", "oscar")
 
 
-def test_one_capture_gives_what_every_method_would_have_computed(
-    tmp_path: Path, halves: list[Path], cli: Cli
-) -> None:
+def test_one_capture_gives_what_methods_make(tmp_path: Path, halves: list[Path], cli: Cli) -> None:
     moments = compute(cli, tmp_path / "oscar", halves[0], "oscar")["moments"]
     for method in ("wush", "oscar-per-head", "oscar"):
         target = tmp_path / f"fit-{method}"
@@ -178,9 +174,8 @@ def test_a_model_nobody_can_fetch_is_one_line_at_once(
     forbidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offline, and where nobody listens: no line for every attempt of a client."""
-    with socket.socket() as taken:  # bound, never listening
-        taken.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with closed_port() as port:
+        address = f"http://127.0.0.1:{port}"
         variables = {
             "HF_ENDPOINT": address,
             "HF_HUB_OFFLINE": "01"[forbidden],
@@ -244,9 +239,7 @@ def huge(tmp_path: Path) -> Path:
     return folder
 
 
-def test_compute_says_how_much_is_missing_and_writes_nothing(
-    huge: Path, tmp_path: Path, cli: Cli
-) -> None:
+def test_compute_says_what_is_missing_and_writes_none(huge: Path, tmp_path: Path, cli: Cli) -> None:
     words = ("--output-dir", tmp_path / "made/rotation", "--device", "cpu", "--no-stream-weights")
     err = cli.refused(1, "compute", huge, *WORDS, *words)
     assert "huge needs about 4129 GB on cpu, " in err and " GB are free. " in err

@@ -1,26 +1,21 @@
 """Whole commands against Hugging Face and ModelScope over loopback HTTP, with both versions of the
 real clients, and the dialogue of `login` on a terminal."""
 
-from __future__ import annotations
-
-import errno
 import json
 import os
-import pty
-import select
 import signal
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_output import Cli, parsed
+from forked_commands import QuickCli
 from hub_server import HubServer
 from hub_uses import HUB_2, VERSIONS
 from measured_artifacts import key_file, measured_files
-from quick_cli import QuickCli
+from terminal import Terminal
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.files import sha256_hex
@@ -51,9 +46,7 @@ def either(request: pytest.FixtureRequest, cli: QuickCli) -> QuickCli:
     return QuickCli(cli.environment, cli.folder, request.param)
 
 
-def test_publish_list_pull_verify_mirror_and_yank(
-    server: HubServer, either: QuickCli, tmp_path: Path
-) -> None:
+def test_publish_list_pull_and_yank(server: HubServer, either: QuickCli, tmp_path: Path) -> None:
     folder = str(write_folder(tmp_path / "artifact", measured_files()))
     hub = ("--hub", "hf:me/zoo")
     publish = ("publish", folder, *hub, "--allow-warnings")
@@ -172,9 +165,7 @@ def test_without_a_network_the_hubs_are_named(server: HubServer, cli: QuickCli, 
 
 
 @pytest.mark.parametrize("command", ["pull", "info", "compare Qwen3-8B", "card"])
-def test_without_a_network_an_unknown_name_is_said_to_be_unknown(
-    server: HubServer, cli: QuickCli, command: str
-) -> None:
+def test_unknown_names_are_said_to_be_so(server: HubServer, cli: QuickCli, command: str) -> None:
     """The hubs may have it, so it is no exit code 3."""
     address = server.closed_port()
     silent = {"HF_ENDPOINT": address, "MODELSCOPE_ENDPOINT": address}
@@ -187,9 +178,7 @@ def test_without_a_network_an_unknown_name_is_said_to_be_unknown(
     assert "check the network" in error["hint"].casefold()
 
 
-def test_an_interrupted_pull_leaves_nothing_that_counts(
-    server: HubServer, cli: QuickCli, tmp_path: Path
-) -> None:
+def test_an_interrupted_pull_leaves_none(server: HubServer, cli: QuickCli, tmp_path: Path) -> None:
     files = {f"{ONE}/{n}": d for n, d in artifact_files().items()}
     server.repository("org/zoo", files=files)
     slow = server.fault("slow", f"*{V_NAME}", bytes_per_second=2_000)
@@ -243,9 +232,7 @@ def test_the_report_goes_up_beside_the_manifest_and_a_pull_leaves_it_out(
 
 
 @pytest.mark.parametrize("damage", ["<script>alert(1)</script>", "of other bytes"])
-def test_a_page_that_is_no_report_of_the_artifact_stays_here(
-    cli: QuickCli, tmp_path: Path, damage: str
-) -> None:
+def test_a_page_that_is_no_report_stays_here(cli: QuickCli, tmp_path: Path, damage: str) -> None:
     files = measured_files()
     folder = str(write_folder(tmp_path / "artifact", files))
     digest = Manifest.from_bytes(files["oscar.json"]).digest or ""
@@ -264,55 +251,26 @@ TOKEN = "hf_CANARYfromthekeyboard"
 KEPT = ("OSCAR_ZOO_CACHE", "OSCAR_ZOO_DATA", "OSCAR_ZOO_STATE", "OSCAR_ZOO_CONFIG")
 
 
-class Terminal:
-    """`oscar-zoo ARGUMENTS` in a child on a terminal of its own; `text` is all that it showed."""
+class Login(Terminal):
+    """`oscar-zoo ARGUMENTS` on a terminal."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
-        self.text = ""
-        self._pid, self._fd = pty.fork()
-        if self._pid == 0:
-            os.execve(sys.executable, [sys.executable, "-m", "oscar_zoo", *arguments], environment)
+        super().__init__(["-m", "oscar_zoo", *arguments], environment)
 
     def paste(self, answer: str) -> None:
         """Choose to paste a token, and type `answer` where it is asked for."""
-        self._wait_for("Paste an access token")
-        self._wait_for("not be visible", key="2")
-        os.write(self._fd, b"\x15" + answer.encode())  # Ctrl-U: the last key may have come too late
-
-    def _wait_for(self, words: str, key: str | None = None) -> None:
-        """Read until `words` are there; `key` is pressed until then, because a menu drops what
-        comes too early."""
-        while words not in self.text:
-            if key is not None and not select.select([self._fd], [], [], 0.2)[0]:
-                os.write(self._fd, key.encode())
-            else:
-                assert self._read(), self.text
+        self.see("Paste an access token")
+        while "not be visible" not in self.seen:  # a menu drops what comes too early
+            self.press(b"2") if self.is_silent(0.2) else self.read()
+        self.press(b"\x15" + answer.encode())  # Ctrl-U: the last key may have come too late
 
     def interrupt(self) -> int:
         """Press Ctrl-C where a token is asked for, again when nothing comes of it; the exit
         code."""
         self.paste("\x03")
-        while not select.select([self._fd], [], [], 5)[0]:
-            os.write(self._fd, b"\x03")
-        return self.status()
-
-    def status(self) -> int:
-        """The exit code, once the child has ended."""
-        while self._read():
-            pass
-        os.close(self._fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-
-    def _read(self) -> bool:
-        ready, _, _ = select.select([self._fd], [], [], 300)
-        assert ready, f"silent after: {self.text}"
-        try:
-            data = os.read(self._fd, 4096)
-        except OSError as error:
-            assert error.errno == errno.EIO  # the other end is closed
-            return False
-        self.text += data.decode(errors="replace")
-        return bool(data)
+        while self.is_silent(5):
+            self.press(b"\x03")
+        return self.end()
 
 
 def environment(server: HubServer, home: Path, version: int = 1, **more: str) -> dict[str, str]:
@@ -325,16 +283,16 @@ def environment(server: HubServer, home: Path, version: int = 1, **more: str) ->
 def test_a_pasted_token_is_checked_and_kept_by_the_client_alone(
     server: HubServer, tmp_path: Path, version: int, own_state: Path
 ) -> None:
-    terminal = Terminal(["login"], environment(server, tmp_path, version))
+    terminal = Login(["login"], environment(server, tmp_path, version))
     terminal.paste(TOKEN + "\n")
-    assert terminal.status() == 0, terminal.text
+    assert terminal.end() == 0, terminal.text
     assert "Logged in to Hugging Face as tester" in terminal.text and TOKEN not in terminal.text
     saved = tmp_path / "token"
     assert saved.read_text() == TOKEN and stat.S_IMODE(saved.stat().st_mode) == 0o600
     ours = [path.read_bytes() for path in own_state.rglob("*") if path.is_file()]
     assert not any(TOKEN.encode() in content for content in ours)
-    again = Terminal(["login", "--json"], environment(server, tmp_path, version))
-    assert again.status() == 0
+    again = Login(["login", "--json"], environment(server, tmp_path, version))
+    assert again.end() == 0
     assert parsed(again.text) == {
         "schema": "oscar-zoo.login/1",
         "hub": "hf",
@@ -345,36 +303,32 @@ def test_a_pasted_token_is_checked_and_kept_by_the_client_alone(
 
 def test_a_token_that_the_hub_refuses_is_not_kept(server: HubServer, tmp_path: Path) -> None:
     server.fault("status", "/api/whoami-v2", code=401)
-    terminal = Terminal(["login"], environment(server, tmp_path, OSCAR_ZOO_DEBUG="0"))
+    terminal = Login(["login"], environment(server, tmp_path, OSCAR_ZOO_DEBUG="0"))
     terminal.paste(TOKEN + "\n")
-    assert terminal.status() == 6, terminal.text
+    assert terminal.end() == 6, terminal.text
     assert "refused the token" in terminal.text and TOKEN not in terminal.text
     assert not (tmp_path / "token").exists()
 
 
-def test_a_refused_variable_is_named_because_it_would_win(
-    server: HubServer, tmp_path: Path
-) -> None:
+def test_a_refused_variable_is_named_since_it_would_win(server: HubServer, tmp_path: Path) -> None:
     server.fault("status", "/api/whoami-v2", code=401)
-    terminal = Terminal(["login"], environment(server, tmp_path, HF_TOKEN=TOKEN))
-    assert terminal.status() == 6
+    terminal = Login(["login"], environment(server, tmp_path, HF_TOKEN=TOKEN))
+    assert terminal.end() == 6
     assert "HF_TOKEN" in terminal.text and TOKEN not in terminal.text
 
 
-def test_a_hub_that_never_answers_ends_the_question_who_one_is(
-    server: HubServer, tmp_path: Path, own_state: Path
-) -> None:
+def test_a_dead_hub_ends_who_one_is(server: HubServer, tmp_path: Path, own_state: Path) -> None:
     (own_state / "config").mkdir()
     (own_state / "config" / "config.toml").write_text("[network]\nread = 0.5\n")
-    terminal = Terminal(
+    terminal = Login(
         ["login"], environment(server, tmp_path, HF_TOKEN=TOKEN, HF_ENDPOINT=server.hang_accept())
     )
-    assert terminal.status() == 5
+    assert terminal.end() == 5
     assert "Hugging Face" in terminal.text and "8 s" not in terminal.text
 
 
 def test_ctrl_c_leaves_no_token(server: HubServer, tmp_path: Path) -> None:
-    terminal = Terminal(["login"], environment(server, tmp_path))
+    terminal = Login(["login"], environment(server, tmp_path))
     assert terminal.interrupt() == 130
     assert not (tmp_path / "token").exists()
 
@@ -407,9 +361,7 @@ def test_modelscope_takes_its_variable_only(
 
 
 @pytest.mark.parametrize("files", [{}, {"config.json": (MODEL / "config.json").read_bytes()}])
-def test_a_repository_that_has_only_gguf_is_refused(
-    server: HubServer, cli: QuickCli, files: dict[str, bytes]
-) -> None:
+def test_gguf_alone_is_refused(server: HubServer, cli: QuickCli, files: dict[str, bytes]) -> None:
     server.repository("me/tiny-GGUF", files={"Q4_1/tiny.gguf": b"GGUF", **files})
     told = cli("compute", "me/tiny-GGUF", "--calib-tokens", "64", "--output-dir", "out", "--json")
     assert (told.code, told.json["error"]["code"]) == (1, "unsupported.model"), told.out

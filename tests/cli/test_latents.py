@@ -1,8 +1,6 @@
 """Models with multi-head latent attention (MLA) on the command line: computed, verified, measured
 with a simulated cache, and refused by name wherever a cache is served."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -48,12 +46,8 @@ def test_from_a_model_to_figures(cli: Cli, made: Path, tmp_path: Path) -> None:
     assert (manifest.schema_, manifest.kind) == ("oscar-zoo.manifest/3", "mla_latent")
     assert "latent" in manifest.recipe.requires
     shape = manifest.model
-    assert (shape.num_kv_heads, shape.head_dim, shape.v_head_dim, shape.rotary_key) == (
-        1,
-        128,
-        128,
-        32,
-    )
+    assert shape.num_kv_heads == 1 and shape.head_dim == 128 and shape.v_head_dim == 128
+    assert shape.rotary_key == 32
     assert [one.path for one in manifest.files_of("latent_rotation")] == ["latent_rotation_wush.pt"]
     assert not (manifest.file("k_rotation") or manifest.file("v_rotation"))
 

@@ -1,8 +1,6 @@
 """What is on this machine: `cache` with what people see, what programs get and exit codes, and what
 `doctor` finds with real hubs over loopback HTTP, telling no secret."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -16,10 +14,10 @@ from typing import Any
 import pytest
 from cli_child import Finished
 from cli_output import Cli, parsed
+from forked_commands import QuickCli
 from hub_server import HubServer
 from hub_uses import HARD, VERSIONS, hub_with
 from measured_artifacts import measured_files
-from quick_cli import QuickCli
 from tiny_artifacts import K_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
@@ -101,9 +99,7 @@ def test_gc_says_what_goes_and_how_much(cli: Cli, record: Record) -> None:
     assert not orphan.exists() and Store().open(record.digest).files == artifact_files()
 
 
-def test_rm_takes_names_like_every_other_command_and_removes_all_or_nothing(
-    cli: Cli, record: Record
-) -> None:
+def test_rm_takes_names_as_every_command_and_removes_all_or_none(cli: Cli, record: Record) -> None:
     second = put_second()
     wrong = ((3, [TINY.reference, "nothing"]), (2, [TINY.model]), (3, ["./folder"]), (2, []))
     for code, names in wrong:
@@ -261,9 +257,7 @@ def killed_in(folder: Path) -> Path:
     return left
 
 
-def test_the_same_command_removes_what_it_left_when_it_was_killed(
-    cli: Cli, tmp_path: Path, own_state: Path
-) -> None:
+def test_a_killed_command_removes_its_rest_later(cli: Cli, tmp_path: Path, own_state: Path) -> None:
     hub = hub_with(tmp_path / "hub", artifact_files())
     copy = tmp_path / "copy"
     mirror = ("mirror", f"file:{hub.root}", f"file:{copy}", "--all", "--create")
@@ -305,14 +299,11 @@ def quick(server: HubServer, tmp_path: Path) -> QuickCli:
 
 
 def findings(done: Finished, topic: str) -> dict[str, dict[str, Any]]:
-    """The findings of one topic by name."""
     return {row["name"]: row for row in done.json["findings"] if row["topic"] == topic}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_hubs_that_answer_are_counted_and_timed(
-    server: HubServer, quick: QuickCli, version: int
-) -> None:
+def test_hubs_that_answer_are_counted(server: HubServer, quick: QuickCli, version: int) -> None:
     quick = QuickCli(quick.environment, quick.folder, version)
     done = quick("doctor", "--json", OSCAR_ZOO_HUB=BOTH, **SECRETS)
     assert done.code == 0 and done.err == "" and done.json["usable"] is True
@@ -323,10 +314,8 @@ def test_hubs_that_answer_are_counted_and_timed(
     ]
     assert all(type(row["milliseconds"]) is int for row in hubs.values())
     tokens = findings(done, "token")
-    assert (tokens["Hugging Face"]["source"], tokens["Hugging Face"]["user"]) == (
-        "HF_TOKEN",
-        "tester",
-    )
+    assert tokens["Hugging Face"]["source"] == "HF_TOKEN"
+    assert tokens["Hugging Face"]["user"] == "tester"
     assert tokens["ModelScope"]["source"] == "MODELSCOPE_API_TOKEN"
     assert findings(done, "version")["huggingface_hub"]["version"].startswith(f"{version}.")
     assert findings(done, "setting")["HF_ENDPOINT"]["value"] == server.url
@@ -393,9 +382,7 @@ def test_offline_no_hub_is_asked(server: HubServer, quick: QuickCli) -> None:
     assert server.requests == []
 
 
-def test_a_refused_token_and_one_that_others_can_read_are_named(
-    server: HubServer, quick: QuickCli
-) -> None:
+def test_refused_tokens_and_those_others_read_are_named(server: HubServer, quick: QuickCli) -> None:
     def told(**variables: str) -> dict[str, Any]:
         done = quick("doctor", "--json", OSCAR_ZOO_HUB="file:.", **variables)
         assert CANARY not in done.out + done.err

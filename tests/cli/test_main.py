@@ -1,8 +1,6 @@
 """The command group: exit codes, help and its examples, other words, bugs, signals, streams that
 are closed or full, and what shells complete."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -176,9 +174,7 @@ def test_an_error_of_a_fresh_process(tmp_path: Path) -> None:
     assert odd.returncode == 3 and not {"\x1b", "\u202e"} & {*odd.stderr}
 
 
-def test_a_bug_is_one_line_that_says_how_to_see_more(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_one_line_that_leads_to_more(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the first line\nthe second")
 
@@ -190,9 +186,7 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(
         main.run(["info", TINY])
 
 
-def test_sigterm_is_reported_and_other_exits_pass(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_is_told_and_other_exits_pass(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oscar_zoo.site.info.describe", lambda *_, **__: sys.exit(main.TERMINATED))
     assert "SIGTERM" in cli.refused(143, "info", TINY)
     monkeypatch.setattr("oscar_zoo.site.info.describe", lambda *_, **__: sys.exit(5))
@@ -209,9 +203,7 @@ def test_sigterm_is_reported_and_other_exits_pass(
         ("info Qwen3-9B --json", 3, "error: no artifact is called"),
     ],
 )
-def test_output_that_cannot_be_written_is_an_error(
-    words: str, code: int, seen: str, unbuffered: str
-) -> None:
+def test_unwritable_output_is_an_error(words: str, code: int, seen: str, unbuffered: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     env = os.environ | {"PYTHONUNBUFFERED": unbuffered}

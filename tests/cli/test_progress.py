@@ -1,21 +1,16 @@
 """What is said about work that takes long: the share that is done and the time left, a total that
 is known at the start, bars on a terminal and lines without one."""
 
-from __future__ import annotations
-
 import itertools
 import os
-import pty
 import re
-import select
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_output import PHASES, Clock
+from terminal import Terminal
 
 from oscar_zoo.cli.render.course import EVERY_SECONDS, Course
 from oscar_zoo.cli.render.progress import TerminalObserver, question_of
@@ -160,9 +155,7 @@ def test_the_silent_observer_takes_everything_and_says_no() -> None:
     assert SILENT.confirm(Note("compute.start", "Compute it now?")) is False
 
 
-def test_a_line_for_every_later_phase_and_every_thirty_seconds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_line_for_each_later_phase_and_thirty_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with TerminalObserver(clock=clock) as observer:
         observer.begin(PHASES, timed=True)
@@ -199,9 +192,7 @@ def test_a_question_is_a_no_where_nobody_can_answer() -> None:
         assert observer.confirm(Note("test.question", "Go on?")) is False
 
 
-def test_a_wait_is_a_line_for_every_label_and_every_thirty_seconds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wait_is_a_line_per_label_and_thirty_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with TerminalObserver(clock=clock) as observer:
         for seconds in range(0, 50, 10):
@@ -242,14 +233,14 @@ with TerminalObserver() as observer:
 
 def test_on_a_terminal_there_is_one_bar_with_the_unit_of_the_phase(tmp_path: Path) -> None:
     words = ("remark", "capture (2 of 3)", "200 of 400 tokens", "about 2 minutes left")
-    seen = drawn([sys.executable, "-c", CHILD], lambda text: all(word in text for word in words))
+    seen = drawn(CHILD, lambda text: all(word in text for word in words))
     assert "-:--" not in seen
 
 
 def test_json_keeps_the_bar_on_a_terminal_and_no_remarks() -> None:
     """stdout has one object, and a person who waits for it looks at stderr."""
     child = CHILD.replace("TerminalObserver()", "TerminalObserver(as_json=True)")
-    seen = drawn([sys.executable, "-c", child], lambda text: "200 of 400 tokens" in text)
+    seen = drawn(child, lambda text: "200 of 400 tokens" in text)
     assert "capture (2 of 3)" in seen and "remark" not in seen
 
 
@@ -271,47 +262,30 @@ def test_a_bar_fits_into_one_line_of_a_narrow_terminal(columns: int, name: int) 
     """The label is cut, never the time left."""
     child = LONG.replace("NAME", str(name))
     seen = drawn(
-        [sys.executable, "-c", child],
-        lambda text: bool(re.search(r"tokens.*\sleft", text, re.DOTALL)),
-        columns=columns,
+        child, lambda text: bool(re.search(r"tokens.*\sleft", text, re.DOTALL)), columns=columns
     )
     line, *_ = [line for line in re.split("[\r\n]+", seen) if "tokens" in line]
     assert len(line.rstrip()) <= columns
     assert re.match(r"  (capt|perp).* 0 of 1,310,720 tokens about \d\d minutes left\s*$", line)
 
 
-def drawn(command: list[str], enough: Callable[[str], bool], *, columns: int = 120) -> str:
+def drawn(code: str, enough: Callable[[str], bool], *, columns: int = 120) -> str:
     """What a child draws on a terminal until it is enough, without control sequences."""
-    ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
-    child = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    seen = ""
-    try:
-        while not enough(seen):
-            assert select.select([ours], [], [], 300)[0], f"it says no more than: {seen}"
-            shown = os.read(ours, 4096).decode("utf-8", "replace")
-            seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-        os.write(ours, b"\n")
-        assert child.wait(timeout=300) == 0
-    finally:
-        child.kill()
-        child.wait()
-        os.close(ours)
+    with Terminal(["-c", code], environment) as terminal:
+        terminal.see(enough)
+        seen = terminal.text
+        terminal.press(b"\n")
+        assert terminal.end() == 0
     return seen
 
 
-def test_what_a_plan_says_is_worded_with_its_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = {"model": "M", "tokens": 16384, "data": "text", "device": "cpu"}
-    facts |= {"seconds": 100.0, "fetched_bytes": 16_400_000_000}
-    start = Note("compute.start", "No artifact for M was found. Computing one.", facts, kind="step")
+def test_what_is_not_known_is_said_in_a_question_and_a_hint_ends_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with TerminalObserver() as observer:
-        observer.note(start)
         observer.note(Note("server.failed", "chunk 64: it died.", {"hint": "see the log"}))
-    assert capsys.readouterr().err.splitlines() == [
-        "No artifact for M was found. Computing one: 16,384 tokens of text on cpu: about 2 minutes."
-        " Its weights, 16.4 GB, are fetched first unless they are here.",
-        "error: chunk 64: it died. See the log",
-    ]
-    question = Note("compute.question", "Compute one now?", facts | {"seconds": None})
+    assert capsys.readouterr().err == "error: chunk 64: it died. See the log\n"
+    facts = {"model": "M", "tokens": 16384, "data": "text", "device": "cpu", "seconds": None}
+    question = Note("compute.question", "Compute one now?", facts | {"fetched_bytes": 16 * 10**9})
     assert question_of(question) == "Compute one now (nobody can say how long)?"

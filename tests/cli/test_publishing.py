@@ -1,10 +1,7 @@
 """The commands that write to hubs, in process, and what `publish` asks for: perplexity and recall
 under the recipe, near those of BF16."""
 
-from __future__ import annotations
-
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from measured_artifacts import (
     measured_manifest,
     write_scores,
 )
+from raw_server import closed_port
 from tiny_artifacts import FILE_NAME, artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.files import sha256_hex
@@ -55,9 +53,7 @@ def test_publish_tells_what_it_did_and_the_next_step(cli: Cli, folder: Path, hub
     assert cli.err == ""
 
 
-def test_publish_as_json_has_one_row_per_hub(
-    cli: Cli, folder: Path, hub: str, tmp_path: Path
-) -> None:
+def test_publishing_has_one_row_per_hub(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
     second = f"file:{tmp_path}/second"
     (tmp_path / "second").mkdir()
     value = cli.json(0, "publish", folder, "--hub", hub, "--hub", second, "--alias", "hard")
@@ -67,9 +63,7 @@ def test_publish_as_json_has_one_row_per_hub(
     assert [e.aliases for e in index_in(tmp_path / "second").artifacts] == [("hard",)]
 
 
-def test_a_hub_that_is_not_there_is_made_only_when_asked_for(
-    cli: Cli, folder: Path, tmp_path: Path
-) -> None:
+def test_a_missing_hub_is_made_only_when_asked_for(cli: Cli, folder: Path, tmp_path: Path) -> None:
     typo = f"file:{tmp_path}/tpyo/zoo"
     cli(0, "publish", folder, "--hub", typo, "--create", "--dry-run")
     assert not (tmp_path / "tpyo").exists()
@@ -100,9 +94,8 @@ def test_the_first_hub_decides_and_a_later_one_is_reported(
 def test_without_a_network_the_next_step_is_to_publish_again(
     cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # nobody listens
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    with closed_port() as port:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # of its import
@@ -111,9 +104,7 @@ def test_without_a_network_the_next_step_is_to_publish_again(
     assert error["hint"] == "check the connection, then run the same command again, which is safe"
 
 
-def test_a_dry_run_lists_what_would_be_sent(
-    cli: Cli, folder: Path, hub: str, tmp_path: Path
-) -> None:
+def test_a_dry_run_lists_what_would_go(cli: Cli, folder: Path, hub: str, tmp_path: Path) -> None:
     (row,) = cli.json(0, "publish", folder, "--hub", hub, "--dry-run")["hubs"]
     text = cli(0, "publish", folder, "--hub", hub, "--dry-run")
     assert "commit" not in text  # a folder has none
@@ -140,6 +131,7 @@ def test_warnings_stop_a_publish_until_they_are_allowed(cli: Cli, hub: str, tmp_
     folder = write_folder(tmp_path / "out", files | {FILE_NAME: manifest(files).to_bytes()})
     cli(2, "publish", folder, "--hub", hub)
     assert "pair.unproven" in cli.err and "--allow-warnings" in cli.err
+    assert not list((tmp_path / "hub").iterdir())
     cli(0, "publish", folder, "--hub", hub, "--allow-warnings", "--unmeasured")
     assert "nothing in the files says" in cli.err
 
@@ -190,9 +182,7 @@ def test_mirror_copies_and_says_so(cli: Cli, folder: Path, hub: str, tmp_path: P
     assert (row["id"], row["outcome"]) == (str(HARD), "already_there")
 
 
-def test_no_space_left_is_one_line_and_leaves_nothing(
-    tmp_path: Path, folder: Path, cli: Cli
-) -> None:
+def test_no_space_is_one_line_and_leaves_nothing(tmp_path: Path, folder: Path, cli: Cli) -> None:
     """A real full disk: a tmpfs too small for the artifact, where the machine allows mounting."""
     small = tmp_path / "small"
     small.mkdir()
@@ -349,9 +339,7 @@ def test_poor_quality_is_told_without_the_hub(
     assert compared["accepted"] == ["poor"]
 
 
-def test_poor_quality_in_a_manifest_is_told_where_no_index_says_it(
-    cli: Cli, hub: str, tmp_path: Path
-) -> None:
+def test_poor_quality_is_told_where_no_index_says_it(cli: Cli, hub: str, tmp_path: Path) -> None:
     put_version(LocalHub(Path(hub[5:])), HARD, measured_files(chosen(change_percent=5.2)))
     cli(0, "pull", NAME, "--hub", hub)
     cli(0, "list", "--installed")
@@ -361,9 +349,7 @@ def test_poor_quality_in_a_manifest_is_told_where_no_index_says_it(
     assert sentence in " ".join(cli.err.split())
 
 
-def test_what_others_made_cannot_be_asked_for_measurements(
-    cli: Cli, hub: str, tmp_path: Path
-) -> None:
+def test_work_of_others_is_not_asked_for_measurements(cli: Cli, hub: str, tmp_path: Path) -> None:
     mine = manifest(payload())
     theirs = mine.model_copy(
         update={"provenance": mine.provenance.model_copy(update={"kind": "imported"})}

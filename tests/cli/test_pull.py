@@ -1,13 +1,10 @@
 """`pull` and every command that takes a name: names and folders, locks, and the command that an
 error proposes, which keeps what was typed and works as printed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from cli_output import TINY, Cli
 from engines import needs_sglang
 from hub_uses import HARD, hub_with
 from measured_artifacts import measured_files
+from raw_server import closed_port
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 import oscar_zoo
@@ -64,9 +62,7 @@ def verified(cli: Cli, *arguments: object) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", [TINY, f"{TINY}/{TAG}"])
-def test_a_name_wins_over_a_folder_and_a_note_says_so(
-    cli: Cli, here: Path, stored: str, name: str
-) -> None:
+def test_a_name_wins_over_a_folder_and_says(cli: Cli, here: Path, stored: str, name: str) -> None:
     note = f"note: {name} is taken as a name; the folder of that name is ./{name}\n"
     assert verified(cli, name) == (stored, note)
     assert isinstance(oscar_zoo.verify(name), Verified)
@@ -80,9 +76,7 @@ def test_a_name_wins_over_a_folder_and_a_note_says_so(
 
 
 @pytest.mark.parametrize("command", ["verify", "serve", "eval"])
-def test_a_name_that_nobody_knows_asks_whether_the_folder_was_meant(
-    cli: Cli, here: Path, command: str, empty: str
-) -> None:
+def test_an_unknown_name_may_mean_a_folder(cli: Cli, here: Path, command: str, empty: str) -> None:
     hub = [] if command == "verify" else ["--hub", empty]
     write_folder(here / "mine", artifact_files())
     write_folder(here / "a/b/c", artifact_files())
@@ -93,9 +87,7 @@ def test_a_name_that_nobody_knows_asks_whether_the_folder_was_meant(
 
 
 @pytest.mark.parametrize("command", ["serve", "pull"])
-def test_nothing_is_computed_for_a_path_without_its_dot(
-    cli: Cli, here: Path, command: str, empty: str
-) -> None:
+def test_no_path_without_a_dot_is_computed(cli: Cli, here: Path, command: str, empty: str) -> None:
     words = (command, "try/rotation", "--hub", empty)
     line = cli.refused(3, *words)
     assert "A folder would be written ./try/rotation; to compute one: " in line
@@ -116,9 +108,7 @@ def test_python_takes_names_and_paths_by_the_same_rule(here: Path) -> None:
         assert isinstance(oscar_zoo.verify(path), Verified)
 
 
-def test_pull_computes_for_a_folder_that_is_written_as_one(
-    cli: Cli, here: Path, empty: str
-) -> None:
+def test_pull_computes_for_a_folder_written_as_one(cli: Cli, here: Path, empty: str) -> None:
     shutil.copytree(MODEL, here / "my-model")
     for more in ((), ("--compute", "--dry-run")):
         line = cli.refused(3, "pull", "my-model", "--hub", empty, *more)
@@ -214,9 +204,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["ckpt", TINY])
 @pytest.mark.parametrize("command", ["pull", "eval", pytest.param("serve", marks=needs_sglang)])
 @pytest.mark.usefixtures("silent")
-def test_a_model_folder_is_called_one_where_hubs_are_silent(
-    cli: Cli, command: str, name: str
-) -> None:
+def test_a_model_folder_is_called_one_by_silent_hubs(cli: Cli, command: str, name: str) -> None:
     """It is here, whatever its name; the way on is to compute its rotation."""
     shutil.copytree(MODEL, name)
     what = f"error: ./{name} is a model; no rotation for it is on this machine, and"
@@ -230,9 +218,7 @@ def test_a_model_folder_is_called_one_where_hubs_are_silent(
 
 @pytest.mark.parametrize("more", [[], ["--compute"], ["--compute", "--dry-run"]])
 @pytest.mark.usefixtures("silent")
-def test_the_bare_name_of_a_folder_is_named_where_hubs_are_silent(
-    cli: Cli, more: list[str]
-) -> None:
+def test_the_bare_name_of_a_folder_is_told_where_hubs_are_silent(cli: Cli, more: list[str]) -> None:
     shutil.copytree(MODEL, "ckpt")
     for offline in ([], ["--offline"]):
         said = cli.refused(5, "pull", "ckpt", *more, *offline)
@@ -360,16 +346,13 @@ def test_what_asked_for_offline_mode_is_named(
     assert f"nset {variable}" in told and "--offline" not in told
 
 
-def test_a_copy_that_is_here_while_no_hub_answers(
-    cli: Cli, hub: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_here_while_hubs_rest(cli: Cli, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hint is a command that runs."""
     cli(0, "pull", TINY, "--hub", hub, "--no-lock")
     for name in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    with socket.socket() as taken:  # bound, never listening
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    with closed_port() as port:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
         line = cli.refused(5, "pull", TINY, "--hub", "hf:org/zoo")
     command = line.rstrip().rpartition("to use it: oscar-zoo ")[2].partition(";")[0]
     assert command == f"pull {TINY} --offline"

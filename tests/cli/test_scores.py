@@ -1,8 +1,6 @@
 """`scores`, `compare` and `leaderboard`, and scores in `publish`, `list`, `info` and the card: what
 people and programs see of the quality of artifacts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -41,7 +39,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(cli: Cli, folder: Path, tmp_path: Path) -> str:
-    """A hub with the artifact of `folder`."""
     name = f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", name, "--create")
     return name
@@ -89,9 +86,7 @@ def test_a_model_without_artifacts_has_a_next_step(cli: Cli, tmp_path: Path) -> 
     assert last == f"{said} {step}"
 
 
-def test_a_folder_shows_the_scores_beside_its_rotation(
-    cli: Cli, folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_shows_scores_beside_its_rotation(cli: Cli, folder: Path, tmp_path: Path) -> None:
     record(folder / "scores.json", measured(DIGEST))
     lines = cli(0, "scores", folder).splitlines()
     assert lines[0] == NAME and "when it was made" in lines[1]
@@ -209,9 +204,7 @@ def test_two_artifacts_stand_side_by_side(cli: Cli, two: str) -> None:
     assert lines[-1] == "Who measured what, and how: oscar-zoo scores show NAME"
 
 
-def test_a_folder_is_compared_with_a_name_and_asks_no_hub_for_itself(
-    cli: Cli, two: str, tmp_path: Path
-) -> None:
+def test_a_folder_beside_a_name_asks_no_hub_for_itself(cli: Cli, two: str, tmp_path: Path) -> None:
     mine = write_folder(tmp_path / "mine", artifact_files(seed=2))
     write_scores(
         mine / "scores.json",

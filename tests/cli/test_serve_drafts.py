@@ -1,8 +1,6 @@
 """`serve --drafts`: which flags of SGLang it puts in, for real small checkpoints with and without a
 layer for later tokens, and for the models of the zoo."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -101,9 +99,7 @@ def test_text_drafts_where_the_weights_lost_the_layer(
     assert "--drafts=ngram" in err
 
 
-def test_the_index_says_it_of_a_checkpoint_in_shards(
-    cli: Cli, tmp_path: Path, models: Path
-) -> None:
+def test_the_index_says_it_of_checkpoints_in_shards(cli: Cli, tmp_path: Path, models: Path) -> None:
     for name, wanted in (("dense", "NEXTN"), ("dense-lost", "NGRAM")):
         shards = shutil.copytree(models / name, tmp_path / name)
         names = load_file(shards / "model.safetensors")

@@ -1,8 +1,6 @@
 """The command line of `serve`: what `--print` writes runs as it stands in a shell, how a parsed one
 is written again, and what SGLang refuses of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -156,9 +154,7 @@ def test_no_key_is_ever_printed(tmp_path: Path, cli: Cli, artifact: Path) -> Non
         assert "goes behind --" in line and "canary" not in line
 
 
-def test_the_zoo_says_on_how_many_gpus(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_zoo_knows_the_gpus(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "default_device", lambda: "cpu")
     recipe = Catalog.packaged().recipe("Qwen3-32B")
     assert recipe is not None
@@ -235,9 +231,7 @@ def test_a_request_as_a_command_line_again(text: str) -> None:
     assert other == replace(request, port=4711, detach=False)
 
 
-def test_a_taken_port_shows_the_command_with_a_free_one(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_port_shows_a_free_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oscar_zoo.serving.serve.require_serve", lambda: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -277,9 +271,7 @@ def test_a_taken_port_shows_the_command_with_a_free_one(
         ("ValueError: --frob", None),
     ],
 )
-def test_a_model_that_could_not_be_fetched_has_a_next_step(
-    tmp_path: Path, said: str, step: str | None
-) -> None:
+def test_a_model_not_fetched_has_a_next_step(tmp_path: Path, said: str, step: str | None) -> None:
     failed = ServerFailed(f"the server ended: {said}.", hint="log: x")
     again = parse(["X", "--port", "31000"]).command_line(model="DIR")
     told = with_next_step(failed, "a/b", again)
@@ -298,9 +290,7 @@ def test_a_model_that_could_not_be_fetched_has_a_next_step(
         ("bench serve --dummy-weights tiny-qwen3-hard --caches=bf16,int2", "--no-such-flag=1"),
     ],
 )
-def test_a_flag_that_sglang_s_own_parser_refuses_ends_with_2(
-    words: str, flag: str, tmp_path: Path, artifact: Path
-) -> None:
+def test_sglang_s_parser_ends_with_2(words: str, flag: str, tmp_path: Path, artifact: Path) -> None:
     (tmp_path / "tmp").mkdir()
     own = {"TMPDIR": str(tmp_path / "tmp"), "OSCAR_ZOO_PORT": os.environ["OSCAR_ZOO_PORT"]}
     run = ForkedCli(environment(HF_HUB_OFFLINE="1", **own), tmp_path)

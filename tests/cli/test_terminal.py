@@ -1,12 +1,7 @@
 """Narrow terminals and poor encodings: lines break between words, and no character is an error."""
 
-from __future__ import annotations
-
-import contextlib
 import json
 import os
-import pty
-import re
 import shlex
 import subprocess
 import sys
@@ -16,6 +11,7 @@ import pytest
 from cli_output import Cli, parsed
 from hub_uses import HARD
 from measured_artifacts import measured_files
+from terminal import Terminal
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import COMMANDS
@@ -42,29 +38,18 @@ of stdout the exit code."""
 
 def on_a_terminal(columns: int, *words: str) -> str:
     """What a command shows on a terminal of so many columns, without colours."""
-    return shown_on_a_terminal(columns, [*PROGRAM, *words])
+    return shown_on_a_terminal(columns, [*PROGRAM[1:], *words])
 
 
 def shown_on_a_terminal(columns: int, command: list[str], *, stderr: bool = False) -> str:
     """What a program writes to stdout, or to stderr, where that is a terminal."""
-    ours, theirs = pty.openpty()
     variables = os.environ | {"COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}
     if stderr:  # rich gives a dumb terminal 80 columns
         variables["TERM"] = "xterm"
-    streams = (subprocess.PIPE, theirs) if stderr else (theirs, subprocess.PIPE)
-    with subprocess.Popen(command, stdout=streams[0], stderr=streams[1], env=variables) as child:
-        os.close(theirs)
-        try:
-            shown = b""
-            with contextlib.suppress(OSError):  # the other side was closed
-                while part := os.read(ours, 65536):
-                    shown += part
-            assert child.wait(60) == 0, child.stderr and child.stderr.read()
-        finally:
-            child.kill()  # the block waits for its end, however the test ends
-            os.close(ours)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    return text.replace("\r\n", "\n").replace("\r", "")
+    shown, other = ("stderr", "stdout") if stderr else ("stdout", "stderr")
+    with Terminal(command, variables, [shown], **{other: subprocess.PIPE}) as seen:
+        assert seen.end() == 0, seen.child.stderr and seen.child.stderr.read()
+    return seen.text.replace("\r\n", "\n").replace("\r", "")
 
 
 def help_at(columns: int, words: tuple[str, ...], cli: Cli, patch: pytest.MonkeyPatch) -> str:
@@ -145,9 +130,7 @@ def test_what_is_not_a_terminal_gets_every_row_in_one_line() -> None:
     ],
     ids=["latin-1", "ascii", "C"],
 )
-def test_an_encoding_that_lacks_characters_gets_others(
-    variables: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_poor_encoding_gets_other_characters(variables: dict[str, str], tmp_path: Path) -> None:
     write_folder(tmp_path / "größe→", artifact_files())
     place = f"{tmp_path}/größe→"
     commands = (
@@ -182,9 +165,7 @@ def test_json_keeps_what_cannot_be_encoded() -> None:
 
 
 @pytest.mark.parametrize("hidden", ["\x1b[1m", "\x7f", "\x9b1m", "\u202e", "\u2066", "\U000e0041"])
-def test_json_shows_characters_that_a_terminal_acts_on(
-    hidden: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_shows_what_terminals_act_on(hidden: str, capsys: pytest.CaptureFixture[str]) -> None:
     terminal.emit_json({"note": f"é{hidden}x", "é": [hidden]})
     out = capsys.readouterr().out
     assert json.loads(out) == {"note": f"é{hidden}x", "é": [hidden]}
@@ -258,8 +239,7 @@ else:
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_a_table_on_stderr_is_never_cut(columns: int, draws: bool) -> None:
     program = CHOICE.replace("DRAWS", str(draws))
-    command = [sys.executable, "-c", program]
-    lines = shown_on_a_terminal(columns, command, stderr=True).splitlines()
+    lines = shown_on_a_terminal(columns, ["-c", program], stderr=True).splitlines()
     assert "…" not in "".join(lines) and max(map(len, lines)) <= columns
     words = "oscar-per-head 0.96 0.881 0.0123 64/64 0.012 12.345 +0.28 % 0.02 98.6% kept".split()
     if columns == 200:

@@ -1,8 +1,6 @@
 """One thread for small matrices: on a busy machine, waiting for a second one costs many times what
 it saves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

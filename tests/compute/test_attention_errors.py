@@ -1,15 +1,14 @@
 """Fits measured on held-out rows: the numbers are those of `quality`, and the clip found is the
 best of its curve."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from attention_rows import WINDOWS, random_rows
+from tiny_artifacts import cache_shape
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import hadamard_set
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.compute.capture.rows import LayerRows
 from oscar_zoo.compute.methods import rotations
 from oscar_zoo.compute.moments import Moments
@@ -22,9 +21,7 @@ from oscar_zoo.compute.select.attention_errors import (
 )
 from oscar_zoo.evaluate.simulated_cache import cache_side
 
-GEOMETRY = Geometry(
-    num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=16, v_head_dim=32, attention_layers=(1, 3)
-)
+GEOMETRY = cache_shape(4, heads=4, kv_heads=2, dim=16, v_dim=32, at=(1, 3))
 RECIPE = ServingRecipe(group_size=16, clip=Clip(k=0.9, v=0.8), windows=WINDOWS)
 
 

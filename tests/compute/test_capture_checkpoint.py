@@ -1,8 +1,6 @@
 """A capture that is killed goes on where it stood and ends with the same bits; nothing foreign is
 gone on with."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
@@ -155,12 +153,8 @@ def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert saved.hidden is None  # larger than a file may be
     for layer, want in layers.items():
         got = saved.layers[layer]
-        assert (got.tokens, got.query_rows, got.output_rows, got.weighted_tokens) == (
-            layer,
-            2 * layer,
-            3,
-            4,
-        )
+        assert got.tokens == layer and got.query_rows == 2 * layer and got.output_rows == 3
+        assert got.weighted_tokens == 4
         assert all(
             same_sum(getattr(got, name), getattr(want, name)) for name in (*checkpoint.SUMS, "wo")
         )
@@ -177,9 +171,7 @@ def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"needs": "rows"}, "needs rows weighted, this one has rows"),
     ],
 )
-def test_the_state_of_something_else_is_refused(
-    tmp_path: Path, changed: dict[str, str], said: str
-) -> None:
+def test_the_state_of_others_is_refused(tmp_path: Path, changed: dict[str, str], said: str) -> None:
     save_one(Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"}, INFO))
     with pytest.raises(OutputExists, match=said) as refusal:
         Checkpoint(tmp_path, FACTS | {"needs": "rows weighted"} | changed, INFO).load()

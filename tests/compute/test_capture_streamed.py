@@ -1,8 +1,6 @@
 """Models larger than their device: layer by layer from files, or over several devices, with the
 same numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -88,9 +86,7 @@ def test_memory_that_ends_in_the_middle_of_a_job_is_one_line(tmp_path: Path) -> 
     assert not (tmp_path / "made").exists()
 
 
-def test_float8_is_dequantized_layer_by_layer_and_its_output_weights_are_read(
-    tmp_path: Path,
-) -> None:
+def test_float8_is_dequantized_by_layer_and_its_output_weights_are_read(tmp_path: Path) -> None:
     folders = float8_pair(EXAMPLE, tmp_path)
     data = sequences(64, 30, vocabulary=2048)
     streamed, whole, plain = (

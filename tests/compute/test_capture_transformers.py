@@ -1,8 +1,6 @@
 """The capture sees exactly the rows that attention sees, of any architecture, and stores none of
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

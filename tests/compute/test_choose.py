@@ -1,7 +1,5 @@
 """What `auto` measures and keeps, on the example model; `test_select` has the rule on numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,16 +1,14 @@
 """The verb `compute`: its defaults have one place, and the observer hears what people must know."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from architectures import write_architecture
+from recorder import Recorder
 from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.specs import Clip
@@ -21,29 +19,10 @@ from oscar_zoo.compute.obtain import plan_computing
 from oscar_zoo.compute.options import AUTO
 from oscar_zoo.compute.params import ComputeCommand, ComputeParams, MethodName
 from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, UsageError
-from oscar_zoo.evaluate.shared import Phase
-from oscar_zoo.observer import SILENT, Note, Silent
+from oscar_zoo.observer import SILENT
 from oscar_zoo.registry.targets import ComputeWish, choose_model
 
 NOBODY = ArtifactNotFound("nobody has it")
-
-
-class Recorder(Silent):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.phases: list[tuple[str, ...]] = []
-        self.labels: list[str] = []
-        self.notes: list[Note] = []
-
-    def begin(self, phases: Sequence[Phase], *, timed: bool) -> None:
-        self.phases.append(tuple(phase.name for phase in phases))
-
-    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
-        self.labels.append(label)
-
-    def note(self, note: Note) -> None:
-        self.notes.append(note)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +56,7 @@ def test_what_a_request_leaves_open_is_decided_once(model: Path) -> None:
     assert (job.recipe.group_size, job.device) == (8, "cpu")
 
 
-def test_an_observer_hears_the_phases_and_every_remark_is_in_the_result(
-    model: Path, tmp_path: Path
-) -> None:
+def test_an_observer_hears_phases_and_remarks_are_in_results(model: Path, tmp_path: Path) -> None:
     seen = Recorder()
     request = ComputeParams(
         str(model), calib_tokens=256, method="oscar", output=tmp_path / "out", resume=True
@@ -88,7 +65,7 @@ def test_an_observer_hears_the_phases_and_every_remark_is_in_the_result(
     assert result is not None and result.path == tmp_path / "out"
     begun, ended = seen.phases
     assert begun == ("load", "capture", "fit", "write") and ended == ()
-    assert list(dict.fromkeys(seen.labels)) == list(begun)
+    assert list(dict.fromkeys(label for label, _ in seen.progress)) == list(begun)
     texts = [note.text for note in seen.notes]
     assert any("nothing to go on from" in text for text in texts)
     assert list(result.notes) == texts and any("tokens are few" in text for text in texts)
@@ -98,7 +75,7 @@ def test_a_model_that_serve_refuses_is_remarked_on_before_it_is_loaded(tmp_path:
     folder = write_architecture("llama4_text", tmp_path / "chunked")
     seen = Recorder()
     run(ComputeParams(str(folder), method="hadamard", output=tmp_path / "out"), seen)
-    assert [note.code for note in seen.notes][:1] == ["compute.not_served"]
+    assert seen.codes[:1] == ["compute.not_served"]
 
 
 def test_a_plan_says_what_would_be_done(model: Path) -> None:

@@ -1,7 +1,5 @@
 """Any source becomes exact, repeatable token sequences; what is held out is apart from them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence
@@ -80,9 +78,7 @@ def test_facts_name_the_tokens(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(documents=texts, seed=st.integers(0, 2**40))
-def test_one_seed_is_one_order_of_the_same_documents(
-    folder: Path, documents: list[str], seed: int
-) -> None:
+def test_one_seed_is_one_order_of_documents(folder: Path, documents: list[str], seed: int) -> None:
     path = write(folder, SEPARATOR.join(documents))
     first, plain = load(path, 10_000, 8, seed), load(path, 10_000, 8)
     assert first == load(path, 10_000, 8, seed) and first.facts().seed == seed
@@ -320,9 +316,7 @@ def test_an_overlap_is_refused_with_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("question", [QUESTION, OTHER])
-def test_a_set_chosen_by_name_needs_no_allowance_and_is_never_called_disjoint(
-    question: str,
-) -> None:
+def test_a_set_chosen_by_name_needs_no_allowance_and_is_never_disjoint(question: str) -> None:
     checked = check_overlap(data(QUESTION, overlaps_with=["quiz"]), {"quiz": (question,)})
     assert (checked.overlaps_with, checked.disjoint_from) == (("quiz",), ())
 
@@ -363,9 +357,7 @@ def test_a_set_is_read_from_a_file(tmp_path: Path, name: str, content: str) -> N
         ("q.txt", " \n", "is empty"),
     ],
 )
-def test_a_set_that_cannot_be_read_is_named(
-    tmp_path: Path, name: str, content: Any, why: str
-) -> None:
+def test_an_unreadable_set_is_named(tmp_path: Path, name: str, content: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         evaluation_set(write(tmp_path, content, name))
 
@@ -397,9 +389,7 @@ def test_an_evaluation_set_can_be_calibrated_on_and_says_so() -> None:
     assert "is an evaluation set" in checked.notes[0]
 
 
-def test_a_parquet_copy_is_read_where_the_library_is(
-    own_state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_is_read_with_its_library(own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets", reason="datasets is not installed")
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.setenv("HF_HUB_CACHE", str(own_state / "hub"))

@@ -6,8 +6,6 @@ the first operation on both fails as it does on a GPU with a tensor left on the 
 be read back.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """How long a computation is said to take: the right order of things, without reading a weight."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,9 +52,7 @@ RECORDED = (
 4 bits were measured: phase, total, and seconds with what was done by then."""
 
 
-def test_the_time_of_a_recorded_computation_never_grows_by_more_than_a_third(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_recorded_computation_grows_by_a_third_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """From no moment to a later one: so the bits that are measured where 2 fail are in it."""
     speeds = {torch.bfloat16: 9.426e11, torch.float32: 2.175e11}
     monkeypatch.setattr("oscar_zoo.compute.estimate.matmul_speed", lambda _, dtype: speeds[dtype])
@@ -107,9 +103,7 @@ def test_tuning_counts_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     assert seconds(1e11, fast=True) == seconds(1e11, fast=True, tune=False)
 
 
-def test_the_phases_of_an_estimate_are_those_that_the_options_ask_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_estimate_has_the_phases_options_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is fast enough to tune."""
     monkeypatch.setattr("oscar_zoo.compute.estimate.matmul_speed", lambda device, dtype: 1e11)
     for changes in ({}, {"fast": True}, {"method": "wush"}, {"tune": False}):

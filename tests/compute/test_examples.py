@@ -1,7 +1,5 @@
 """The scripts in `examples/` that made the example model."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

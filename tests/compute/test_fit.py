@@ -1,7 +1,5 @@
 """`compute.fit`: the file of moments is enough, wherever its model is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which rows of held-out text are kept, from a real model and from planted ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 """Text of which too little can be held out is refused before the model runs, and so are groups that
 rows cannot be cut into."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

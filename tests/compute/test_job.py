@@ -1,8 +1,6 @@
 """The whole computation on the example model: what is written, what it says, and what happens when
 it cannot be."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -18,6 +16,7 @@ import torch
 from scripted_hub import Injection, killed_at, raise_error
 from tiny_models import EXAMPLE, write_model
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.outcome import Verified
@@ -28,17 +27,6 @@ from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.job import compute_artifact
 from oscar_zoo.compute.options import Job
 from oscar_zoo.compute.outcome import ComputeResult
-from oscar_zoo.errors import (
-    ComputeFailed,
-    InvalidName,
-    OscarZooError,
-    OutputExists,
-    PathNotFound,
-    StorageError,
-    UnsupportedMachine,
-    UnsupportedModel,
-    UsageError,
-)
 
 TEXT = EXAMPLE.parents[1] / "text/calibration.txt"
 RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
@@ -126,7 +114,7 @@ def test_the_same_options_give_the_same_bytes(result: ComputeResult, tmp_path: P
 
 def test_an_artifact_is_not_replaced_by_accident(result: ComputeResult) -> None:
     before = content(result.path)
-    with pytest.raises(OutputExists, match="already holds an artifact"):
+    with pytest.raises(errors.OutputExists, match="already holds an artifact"):
         compute_artifact(options(result.path))
     assert content(result.path) == before
     again = compute_artifact(options(result.path, force=True))
@@ -134,9 +122,7 @@ def test_an_artifact_is_not_replaced_by_accident(result: ComputeResult) -> None:
 
 
 @pytest.mark.parametrize("phase", ["load", "capture", "fit", "write"])
-def test_an_interrupt_leaves_nothing(
-    tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupts_leave_none(tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the capture took so short that nothing of it was saved."""
     monkeypatch.setattr(checkpoint, "MIN_SECONDS", float("inf"))
 
@@ -149,15 +135,11 @@ def test_an_interrupt_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_result_that_fails_verification_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_unverified_result_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken solver: eigenvectors that are not orthogonal."""
     solve = torch.linalg.eigh
-    monkeypatch.setattr(
-        torch.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * 1.01)
-    )
-    with pytest.raises(ComputeFailed, match="failed its own verification: "):
+    monkeypatch.setattr(torch.linalg, "eigh", lambda one: (solve(one)[0], solve(one)[1] * 1.01))
+    with pytest.raises(errors.ComputeFailed, match="failed its own verification: "):
         compute_artifact(options(tmp_path / "out", calib_tokens=200))
     assert not list(tmp_path.iterdir())
 
@@ -165,20 +147,20 @@ def test_a_result_that_fails_verification_is_not_written(
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
-        ({"method": "magic"}, UsageError, "'magic'"),
-        ({"calib_tokens": 0}, UsageError, "above 0"),
-        ({"seq_len": 0}, UsageError, "above 0"),
-        ({"seq_len": 4096}, UsageError, "2048"),
-        ({"calib_data": Path("nothing.txt")}, PathNotFound, "nothing.txt"),
-        ({"model": "./nowhere"}, PathNotFound, "nowhere"),
-        ({"model_name": "../up"}, InvalidName, "up"),
-        ({"device": "toaster"}, UsageError, "toaster"),
-        ({"device": "cuda:99"}, UnsupportedMachine, "cuda:99"),
-        ({"recipe": RECIPE.model_copy(update={"group_size": 48})}, UsageError, "48"),
+        ({"method": "magic"}, errors.UsageError, "'magic'"),
+        ({"calib_tokens": 0}, errors.UsageError, "above 0"),
+        ({"seq_len": 0}, errors.UsageError, "above 0"),
+        ({"seq_len": 4096}, errors.UsageError, "2048"),
+        ({"calib_data": Path("nothing.txt")}, errors.PathNotFound, "nothing.txt"),
+        ({"model": "./nowhere"}, errors.PathNotFound, "nowhere"),
+        ({"model_name": "../up"}, errors.InvalidName, "up"),
+        ({"device": "toaster"}, errors.UsageError, "toaster"),
+        ({"device": "cuda:99"}, errors.UnsupportedMachine, "cuda:99"),
+        ({"recipe": RECIPE.model_copy(update={"group_size": 48})}, errors.UsageError, "48"),
     ],
 )
 def test_bad_options_are_refused(
-    tmp_path: Path, changes: dict[str, object], error: type[OscarZooError], text: str
+    tmp_path: Path, changes: dict[str, object], error: type[errors.OscarZooError], text: str
 ) -> None:
     with pytest.raises(error) as caught:
         compute_artifact(options(tmp_path / "out", **changes))
@@ -189,7 +171,7 @@ def test_bad_options_are_refused(
 
 def test_heads_of_a_width_without_hadamard_matrix_are_refused(tmp_path: Path) -> None:
     model = write_model(tmp_path / "odd", head_dim=88)
-    with pytest.raises(UnsupportedModel, match="heads of 88 channels") as refusal:
+    with pytest.raises(errors.UnsupportedModel, match="heads of 88 channels") as refusal:
         compute_artifact(options(tmp_path / "out", model=str(model), recipe=RECIPE))
     assert "88" not in (refusal.value.hint or "") and "96" in (refusal.value.hint or "")
 
@@ -237,10 +219,10 @@ def test_an_absent_or_empty_folder_is_filled(tmp_path: Path) -> None:
 
 def test_only_an_artifact_is_replaced_and_only_on_demand(artifact: Path) -> None:
     before = content(artifact)
-    with pytest.raises(OutputExists, match="already holds an artifact"):
+    with pytest.raises(errors.OutputExists, match="already holds an artifact"):
         write_folder(artifact, FILES, force=False)
     (artifact / "notes.txt").write_text("mine")
-    with pytest.raises(OutputExists, match=r"notes\.txt"):
+    with pytest.raises(errors.OutputExists, match=r"notes\.txt"):
         write_folder(artifact, FILES, force=True)
     (artifact / "notes.txt").unlink()
     assert content(artifact) == before
@@ -248,7 +230,7 @@ def test_only_an_artifact_is_replaced_and_only_on_demand(artifact: Path) -> None
     assert content(artifact) == FILES
     assert [path.name for path in artifact.parent.iterdir()] == ["out"]
     (artifact / "oscar.json").rename(artifact / "cat.jpg")
-    with pytest.raises(OutputExists, match="other files"):
+    with pytest.raises(errors.OutputExists, match="other files"):
         write_folder(artifact, FILES, force=True)
     assert (artifact / "cat.jpg").exists()
 
@@ -261,7 +243,7 @@ def test_a_full_disk_leaves_the_old_artifact(artifact: Path) -> None:
         try:
             with failure.active():
                 write_folder(artifact, FILES, force=True)
-        except StorageError as error:
+        except errors.StorageError as error:
             assert "No space left" in error.message
         if not failure.fired:
             break
@@ -283,9 +265,7 @@ def test_a_kill_at_any_call_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert content(target) == FILES
 
 
-def test_what_a_killed_run_left_goes_also_when_the_artifact_stands_there_already(
-    tmp_path: Path, artifact: Path
-) -> None:
+def test_what_a_killed_run_left_goes_beside_an_artifact_too(tmp_path: Path, artifact: Path) -> None:
     """A run that is killed behind its artifact, while it writes the report."""
     killed = (
         "import os, pathlib, signal, sys\n"
@@ -295,6 +275,6 @@ def test_what_a_killed_run_left_goes_also_when_the_artifact_stands_there_already
     )
     subprocess.run([sys.executable, "-c", killed, tmp_path], check=False)
     assert len(list(tmp_path.glob(".tmp.*"))) == 1
-    with pytest.raises(OutputExists):
+    with pytest.raises(errors.OutputExists):
         check_target(artifact, force=False)
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]

@@ -1,7 +1,5 @@
 """The loss of latents, and what a transform fitted to it is worth in a simulated cache."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

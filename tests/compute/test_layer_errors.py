@@ -1,8 +1,6 @@
 """Errors of attention: the definitions against a plain loop in float64, and what must hold whatever
 the rows."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise

@@ -1,8 +1,6 @@
 """Every method against its formulas on the same rows, and as an artifact that passes its own
 verification."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 
@@ -233,9 +231,7 @@ def test_signs_do_not_depend_on_what_the_solver_returns(monkeypatch: pytest.Monk
     want, _ = r_h_pbr(c)
     solve = torch.linalg.eigh
     flips = torch.from_numpy(np.resize([1.0, -1.0, -1.0], 16))
-    monkeypatch.setattr(
-        torch.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * flips)
-    )
+    monkeypatch.setattr(torch.linalg, "eigh", lambda one: (solve(one)[0], solve(one)[1] * flips))
     assert torch.equal(r_h_pbr(c)[0], want)
 
 

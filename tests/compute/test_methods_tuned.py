@@ -1,7 +1,5 @@
 """`wush-tuned`: less of the real error than WUSH on rows it has not seen, and never more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,9 +99,7 @@ def test_every_head_loses_less_on_rows_it_has_not_seen(moments: Moments, result:
         assert float(ratio.mean()) < 0.95
 
 
-def test_a_head_that_tuning_harms_keeps_wush(
-    moments: Moments, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_harmed_keeps_wush(moments: Moments, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that are far too long: what comes out is random, and hardly ever better on the rows
     kept to check."""
     monkeypatch.setattr(tuned, "RATE", 30.0)
@@ -133,9 +129,7 @@ def test_moments_alone_are_not_enough(moments: Moments, tmp_path: Path) -> None:
     assert "compute MODEL" in (caught.value.hint or "")
 
 
-def test_the_artifact_is_verified_and_says_how_it_was_tuned(
-    moments: Moments, result: FitResult
-) -> None:
+def test_the_artifact_is_verified_and_says_its_tuning(moments: Moments, result: FitResult) -> None:
     facts = Facts(
         artifact_id=ArtifactId("random", "seq3000_prompt1_group8-wush-tuned"),
         model=MODEL,

@@ -1,7 +1,5 @@
 """Sums do not depend on how tokens are split, and incomplete ones are never fitted."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 
@@ -12,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from random_moments import COUNTS, empty_moments
+from tiny_artifacts import cache_shape
 from torch import Tensor
 
-from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.moments import (
     ESTIMATORS,
     ROW_SUMS,
@@ -27,9 +25,7 @@ from oscar_zoo.compute.moments import (
 from oscar_zoo.compute.products import symmetric
 from oscar_zoo.errors import ComputeFailed
 
-GEOMETRY = Geometry(
-    num_layers=3, num_q_heads=4, num_kv_heads=2, head_dim=8, v_head_dim=4, attention_layers=(0, 2)
-)
+GEOMETRY = cache_shape(3, heads=4, kv_heads=2, dim=8, v_dim=4, at=(0, 2))
 ALL: frozenset[Need] = frozenset({"rows", "weighted", "outputs", "weights"})
 
 
@@ -238,13 +234,8 @@ def case() -> tuple[Moments, dict[str, Rows]]:
         layer.add(q[:, part], k[:, part], v[:, part], o[:, part])
     layer.set_weights(torch.from_numpy(weights))
     layer.add_weighted(k, v, ESTIMATORS["qqt/1"](layer))
-    geometry = Geometry(
-        num_layers=9,
-        num_q_heads=KV_HEADS * GROUP,
-        num_kv_heads=KV_HEADS,
-        head_dim=DIM,
-        v_head_dim=VALUE_DIM,
-        attention_layers=(5,),
+    geometry = cache_shape(
+        9, heads=KV_HEADS * GROUP, kv_heads=KV_HEADS, dim=DIM, v_dim=VALUE_DIM, at=(5,)
     )
     return Moments(geometry, {5: layer}), brute_force(query, key, value, weights)
 

@@ -1,8 +1,6 @@
 """The moments file: nothing is lost, the same moments give the same bytes, and no file of others is
 believed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +27,7 @@ from random_moments import (
 )
 from safetensors.torch import load_file
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import strict_json, tensor_file
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import Disjoint
@@ -46,14 +45,6 @@ from oscar_zoo.compute.moments_file import (
     moments_bytes,
     parse_moments,
     save_moments,
-)
-from oscar_zoo.errors import (
-    ComputeFailed,
-    MalformedFile,
-    OscarZooError,
-    PathNotFound,
-    StorageError,
-    UsageError,
 )
 
 
@@ -99,9 +90,7 @@ def test_the_same_moments_give_the_same_bytes(moments: Moments, content: bytes) 
     assert moments_bytes(replace(moments, layers=layers), describe(moments)) == content
 
 
-def test_other_readers_see_lower_triangles(
-    moments: Moments, content: bytes, tmp_path: Path
-) -> None:
+def test_others_read_lower_triangles(moments: Moments, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(content)
     tensors = load_file(tmp_path / "m.safetensors")
     assert tensors["qq"].shape == (2, 2, 16 * 17 // 2)
@@ -112,9 +101,7 @@ def test_other_readers_see_lower_triangles(
     assert len(content) - 8 * values < 4096
 
 
-def test_a_part_of_a_capture_goes_on_with_the_sums_of_one_that_was_never_interrupted(
-    tmp_path: Path,
-) -> None:
+def test_a_part_of_a_capture_goes_on_with_the_sums_of_an_uninterrupted_one(tmp_path: Path) -> None:
     """Layers at different stages, one sequence of two."""
     first, rest = slice(0, 70), slice(70, 200)
     whole, part = empty_moments(), empty_moments()
@@ -156,10 +143,10 @@ def test_moments_that_are_not_what_they_are_described_as_are_not_saved(tmp_path:
         (spoiled, {"partial": True}, "layer 2: kk has NaN"),
         (blind, {}, "layer 2 has no output projection"),
     ):
-        with pytest.raises(ComputeFailed, match=message):
+        with pytest.raises(errors.ComputeFailed, match=message):
             save_moments(path, moments, info.model_copy(update=changes))
     assert path.read_bytes() == b"old"
-    with pytest.raises(StorageError, match="cannot write"):
+    with pytest.raises(errors.StorageError, match="cannot write"):
         save_moments(tmp_path / "missing" / "m", whole, info)
 
 
@@ -204,7 +191,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_files_that_contradict_themselves_are_refused(content: bytes, name: str) -> None:
     edit, reason = CONTRADICTIONS[name]
-    with pytest.raises(MalformedFile) as info:
+    with pytest.raises(errors.MalformedFile) as info:
         parse_moments(rebuilt(content, edit))
     assert info.value.reason == reason and info.value.hint
 
@@ -220,21 +207,19 @@ def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
         (len(header).to_bytes(8, "little") + header, "safetensors.metadata"),
         (content + b"\0" * 8, "safetensors.gap"),
     ):
-        with pytest.raises(MalformedFile) as info:
+        with pytest.raises(errors.MalformedFile) as info:
             parse_moments(data)
         assert info.value.reason == reason
-    with pytest.raises(PathNotFound):
+    with pytest.raises(errors.PathNotFound):
         load_moments(tmp_path / "missing")
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(MalformedFile, match="symbolic link"):
+    with pytest.raises(errors.MalformedFile, match="symbolic link"):
         load_moments(tmp_path / "link")
 
 
 @settings(deadline=None, max_examples=120)
 @given(st.data())
-def test_damaged_bytes_give_an_error_or_complete_moments(
-    content: bytes, data: st.DataObject
-) -> None:
+def test_damaged_bytes_are_an_error_or_whole_moments(content: bytes, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, 3000))
     damaged = bytearray(content)
     if data.draw(st.booleans()):
@@ -243,7 +228,7 @@ def test_damaged_bytes_give_an_error_or_complete_moments(
         damaged[position] = data.draw(st.integers(0, 255))
     try:
         moments, info = parse_moments(bytes(damaged))
-    except OscarZooError:
+    except errors.OscarZooError:
         return
     if not info.partial:
         moments.check({"rows", "weighted", "outputs", "weights"})
@@ -255,7 +240,7 @@ def test_one_changed_bit_of_the_content_is_noticed(content: bytes, data: st.Data
     start = 8 + int.from_bytes(content[:8], "little")
     damaged = bytearray(content)
     damaged[data.draw(st.integers(start, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(MalformedFile) as info:
+    with pytest.raises(errors.MalformedFile) as info:
         parse_moments(bytes(damaged), what="m")
     assert info.value.reason == "safetensors.checksum"
     assert "compute it again" in str(info.value.hint)
@@ -266,7 +251,7 @@ def test_a_changed_description_is_noticed(content: bytes) -> None:
     sha = SequenceRecord.of([1]).sha256
     mark = b'sha256\\":\\"'
     at = content.index(mark) + len(mark)
-    with pytest.raises(MalformedFile) as info:
+    with pytest.raises(errors.MalformedFile) as info:
         parse_moments(content[:at] + sha.encode() + content[at + 64 :])
     assert info.value.reason == "safetensors.checksum"
 
@@ -333,9 +318,9 @@ def test_tokens_are_never_counted_twice(tmp_path: Path) -> None:
     both, out = tmp_path / "both", tmp_path / "out"
     merge_files([first, second], both)
     for paths in ((first, first), (both, second), (second, first, both)):
-        with pytest.raises(UsageError, match="have sequences in common"):
+        with pytest.raises(errors.UsageError, match="have sequences in common"):
             merge_files(paths, out)
-    with pytest.raises(UsageError, match="nothing to merge"):
+    with pytest.raises(errors.UsageError, match="nothing to merge"):
         merge_files([first], out)
     assert not out.exists()
 
@@ -366,7 +351,7 @@ def test_parts_of_other_models_or_numerics_are_refused(
     if block is not None:
         changes = {block: getattr(info, block).model_copy(update=changes)}
     other = save(tmp_path / "other", moments, info.model_copy(update=changes))
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(errors.UsageError, match=message):
         merge_files([part_of_tokens(tmp_path, 0), other], tmp_path / "out")
 
 
@@ -379,7 +364,7 @@ def test_parts_of_other_heads_are_refused(tmp_path: Path) -> None:
         sums.add(torch.cat([query, query]), key, value)
     info = describe(wider, records(200, seed=7)).model_copy(update={"model": model})
     other = save(tmp_path / "wider", wider, info)
-    with pytest.raises(UsageError, match="num_q_heads is 4 here and 8 there"):
+    with pytest.raises(errors.UsageError, match="num_q_heads is 4 here and 8 there"):
         merge_files([part_of_tokens(tmp_path, 0), other], tmp_path / "out")
 
 

@@ -1,7 +1,5 @@
 """Sums of products against float64, however rows lie in memory and whatever multiplies them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -69,9 +67,7 @@ def test_a_processor_sums_exactly(tokens: int, dtype: torch.dtype, inside: bool)
 
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("tokens", LENGTHS)
-def test_a_gpu_takes_every_row_once(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, inside: bool
-) -> None:
+def test_a_gpu_takes_rows_once(monkeypatch: pytest.MonkeyPatch, tokens: int, inside: bool) -> None:
     """Its way through the rows, with the products of a processor in place of those of its matrix
     units."""
     monkeypatch.setattr(products, "accumulation", lambda rows: "float32-chunked")

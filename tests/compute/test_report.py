@@ -1,7 +1,5 @@
 """The report: its numbers survive their file; its page and its picture need and trust nothing."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -24,13 +22,7 @@ from site_pages import BF16, METHODS, sample_report
 from oscar_zoo.compute.moments import estimate
 from oscar_zoo.compute.report import charts, page
 from oscar_zoo.compute.report.build import report_of_moments
-from oscar_zoo.compute.report.data import (
-    Candidate,
-    Comparison,
-    MethodErrors,
-    ReportData,
-    Spectrum,
-)
+from oscar_zoo.compute.report.data import Candidate, Comparison, MethodErrors, ReportData, Spectrum
 from oscar_zoo.compute.report.page import render_html, render_png, write_report
 from oscar_zoo.errors import MalformedFile, MissingDependency
 from oscar_zoo.registry.publish import REPORT_HEAD

@@ -1,8 +1,6 @@
 """The rule of `auto` on numbers of our own: who leaves early, who is a finalist, who is kept, and
 what fails."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files, folders, names and datasets become documents; what is wrong is named with its place."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 from plain_tokenizers import ChatLetters, spell, write
 
+from oscar_zoo import errors
 from oscar_zoo.compute.data.calibration import (
     CalibrationData,
     check_source,
@@ -21,13 +20,6 @@ from oscar_zoo.compute.data.calibration import (
 )
 from oscar_zoo.compute.data.documents import SEPARATOR, read_file
 from oscar_zoo.compute.data.hf_datasets import DatasetName
-from oscar_zoo.errors import (
-    MissingDependency,
-    NetworkError,
-    OscarZooError,
-    PathNotFound,
-    UsageError,
-)
 from oscar_zoo.evaluate import shared
 from oscar_zoo.next_step import Install
 
@@ -46,7 +38,9 @@ def stream(data: CalibrationData) -> str:
     return "".join(spell(sequence) for sequence in data.sequences)
 
 
-def refusal(source: Path | str, kind: type[OscarZooError] = UsageError) -> OscarZooError:
+def refusal(
+    source: Path | str, kind: type[errors.OscarZooError] = errors.UsageError
+) -> errors.OscarZooError:
     with pytest.raises(kind) as caught:
         texts(source)
     assert "\n" not in caught.value.message
@@ -129,11 +123,9 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["manual", "prompts.jsonl", "data/prompts.jsonl", "./x/y", "/no/where", "a/b/c", "::"]
 )
-def test_what_is_neither_a_path_nor_a_name_is_refused(
-    name: str, call: Callable[[str], object]
-) -> None:
+def test_what_is_no_path_and_no_name_is_refused(name: str, call: Callable[[str], object]) -> None:
     write(Path("data"), "x")
-    with pytest.raises((PathNotFound, UsageError)) as caught:
+    with pytest.raises((errors.PathNotFound, errors.UsageError)) as caught:
         call(name)
     assert name in caught.value.message
 
@@ -164,7 +156,7 @@ def test_names_of_datasets(text: str, name: DatasetName) -> None:
 
 @pytest.mark.parametrize("text", ["o/n:a:b:c", "o/n@", "o/n#", "@x", "o/n:c:train[:9]"])
 def test_what_is_no_name_of_a_dataset(text: str) -> None:
-    with pytest.raises(UsageError, match="is not the name of a dataset"):
+    with pytest.raises(errors.UsageError, match="is not the name of a dataset"):
         DatasetName.parse(text)
 
 
@@ -175,7 +167,7 @@ def test_without_the_library_there_is_another_way(
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(Path.cwd()))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependency) as caught:
+    with pytest.raises(errors.MissingDependency) as caught:
         call(source)
     hint = str(caught.value.hint)
     assert "--calib-data FILE" in hint and str(Install("datasets")) in hint
@@ -228,7 +220,7 @@ def test_parts_a_dataset_does_not_have(tmp_path: Path, part: str, why: str) -> N
 @pytest.mark.parametrize("source", ["org/name", "gpqa_diamond", "wikitext", "mmlu"])
 def test_offline_there_is_another_way(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(Path.cwd()))
-    error = refusal(source, NetworkError)
+    error = refusal(source, errors.NetworkError)
     assert error.code == "network.offline"
     assert "--calib-data FILE" in str(error.hint)
 

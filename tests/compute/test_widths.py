@@ -1,7 +1,5 @@
 """Bits per layer and side: chosen on a small model, and on the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -172,9 +170,7 @@ def chosen_freely(target: Path, **changes: object) -> Job:
     return options(EXAMPLE, target, **{"bits": 2, **free, **changes})
 
 
-def test_layers_get_more_bits_where_2_fail_and_nobody_asked_for_them(
-    strict_gates: None, tmp_path: Path
-) -> None:
+def test_layers_get_more_bits_where_2_fail_unasked(strict_gates: None, tmp_path: Path) -> None:
     wanted = chosen_freely(tmp_path / "a", bits=None)
     told: list[str] = []
     found = compute_artifact(wanted, progress=lambda *news: told.append(news[2]))

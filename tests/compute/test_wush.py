@@ -1,7 +1,5 @@
 """WUSH against the formulas of its paper, and against what they promise."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 """docs/architecture.md agrees with the code: every file it names exists, every room is described,
 and its map has the layers of the import contract."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

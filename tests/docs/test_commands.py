@@ -1,7 +1,5 @@
 """Every `oscar-zoo` line of the documents parses; those that need no GPU and no network run."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The container files agree with each other and with the package, without a Docker daemon."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from typing import Any

@@ -1,7 +1,5 @@
 """What the documents point to exists: links, headings, make targets, error messages, figures."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

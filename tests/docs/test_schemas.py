@@ -1,7 +1,5 @@
 """The JSON Schemas of what commands print: complete, closed, and one for every command."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """How far a cache moves what a model says: against the definition, and by branches of one run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -145,9 +143,7 @@ def test_branches_that_run_together_give_the_same(
         assert one.value == pytest.approx(other.value, rel=1e-3)
 
 
-def test_layers_that_cannot_be_taken_apart_give_the_same(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_layers_give_the_same(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = exact_predictions(loaded, PROMPTS)
     change = [(1, cache(loaded, raised(1)))]
     want = divergences_of_changes(loaded, exact, cache(loaded), change)

@@ -1,33 +1,21 @@
 """What `eval` leaves behind: score files that `scores add` and `publish` take, and when there are
 none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from cli_output import parsed
 from measured_artifacts import gpqa, write_scores
+from recorder import Recorder
 from tiny_models import write_model
 
 import oscar_zoo
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import run
-from oscar_zoo.observer import Note, Silent
 from oscar_zoo.registry import score_file
 from oscar_zoo.registry.score_file import ScoreFile
 
 TEXT = (Path(__file__).resolve().parents[2] / "examples/text/validation.txt").read_text("utf-8")
-
-
-class Notes(Silent):
-    """Keeps remarks."""
-
-    def __init__(self) -> None:
-        self.said: list[Note] = []
-
-    def note(self, note: Note) -> None:
-        self.said.append(note)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +47,7 @@ def words(folder: Path, model: Path, tmp_path: Path) -> list[str]:
     return ["eval", str(folder), "--model", str(model), "--data", f"{tmp_path}/text.txt", *sizes]
 
 
-def measure(what: object, model: Path, tmp_path: Path, notes: Notes) -> Path | None:
+def measure(what: object, model: Path, tmp_path: Path, notes: Recorder) -> Path | None:
     """The same from Python: where scores were kept."""
     size = {"tasks": ("perplexity",), "windows": 2, "length": 64, "data": tmp_path / "text.txt"}
     return oscar_zoo.evaluate_artifact(what, model=model, observer=notes, **size).record  # type: ignore[arg-type]
@@ -107,7 +95,7 @@ def test_an_artifact_that_was_named_is_recorded_in_the_state_folder(
     hub = f"file:{tmp_path}/hub"
     oscar_zoo.publish(folder, hub=hub, create=True, unmeasured=True)
     pulled = oscar_zoo.pull("tiny", hubs=hub)
-    places = [measure(what, model, tmp_path, Notes()) for what in ("tiny", pulled.path)]
+    places = [measure(what, model, tmp_path, Recorder()) for what in ("tiny", pulled.path)]
     path = score_file.in_state(ArtifactId.parse(str(pulled.id)))
     assert places == [path, path] and path.is_relative_to(state)
     assert not list(pulled.path.glob("scores*")), "the store never changes"
@@ -118,22 +106,22 @@ def test_an_artifact_that_was_named_is_recorded_in_the_state_folder(
 def test_what_is_about_another_model_or_cannot_be_kept_is_not_recorded(
     folder: Path, model: Path, tmp_path: Path
 ) -> None:
-    notes, path = Notes(), folder / "scores.json"
+    notes, path = Recorder(), folder / "scores.json"
     other = write_model(tmp_path / "other", layers=2, kv_heads=2, heads=2)
     assert measure(folder, other, tmp_path, notes) is None
     path.write_text("mine")
     assert measure(folder, model, tmp_path, notes) is None
-    assert [note.code for note in notes.said].count("eval.no_record") == 2
+    assert notes.codes.count("eval.no_record") == 2
     assert path.read_text() == "mine"
 
 
 def test_scores_of_bytes_that_are_gone_make_room(folder: Path, model: Path, tmp_path: Path) -> None:
     path = folder / "scores.json"
-    first = measure(folder, model, tmp_path, Notes())
+    first = measure(folder, model, tmp_path, Recorder())
     file = score_file.load(path)
     old = "sha256:" + "0" * 64
     write_scores(path, gpqa(old), digest=old, artifact=file.artifact_id)
-    assert measure(folder, model, tmp_path, Notes()) == first == path
+    assert measure(folder, model, tmp_path, Recorder()) == first == path
     assert [score.task for score in score_file.load(path).scores] == ["perplexity"]
     more = ScoreFile.of(file.artifact_id, file.digest, (gpqa(file.digest),))
     assert [s.task for s in score_file.keep(path, more).scores] == ["perplexity", "gpqa_diamond"]

@@ -1,12 +1,9 @@
 """The chunked reference server against plain generation, the one-pass cache, and a drawn picture of
 who reads what; also for models with states, convolutions and sliding windows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from architectures import shorten_chunks, write_architecture
-from tiny_models import write_model
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import hadamard_set
@@ -26,11 +23,6 @@ LONG = torch.randint(3, 2000, (300,), generator=torch.Generator().manual_seed(1)
 PROMPT = LONG[:70]
 IDS = PROMPT.tolist()
 HYBRIDS = ("lfm2", "qwen3_5_moe", "granite-4-h", "falcon_h1", "nemotron_h", "gemma3_text")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
 
 
 @pytest.fixture(scope="module", params=HYBRIDS)
@@ -86,17 +78,13 @@ def test_decoded_positions_equal_the_one_pass_cache(model: LoadedModel) -> None:
     assert_reads_like(model, got, PROMPT, recent=9)
 
 
-def test_a_chunk_of_one_token_reads_itself_beside_the_whole_recent_window(
-    model: LoadedModel,
-) -> None:
+def test_a_chunk_of_one_token_reads_itself_beside_all_of_the_window(model: LoadedModel) -> None:
     request = GenerationRequest(model, cache(model, 4, 9))
     chunks = [request.extend(PROMPT[i : i + 1]) for i in range(len(PROMPT))]
     assert_reads_like(model, torch.cat(chunks), PROMPT, recent=10)
 
 
-def test_a_chunk_reads_older_tokens_as_the_cache_holds_them_and_its_own_exactly(
-    model: LoadedModel,
-) -> None:
+def test_a_chunk_reads_older_tokens_as_the_cache_and_its_own_exactly(model: LoadedModel) -> None:
     request = GenerationRequest(model, cache(model, 2, 3))
     request.extend(PROMPT[:10])
     stretches, mask = request._reads(torch.arange(10, 14), cached=10)
@@ -174,8 +162,6 @@ def test_a_hit_is_scored_from_there_on_and_reads_it_as_int2(model: LoadedModel) 
 @pytest.mark.parametrize(
     ("count", "chunk", "hit"), [(1, 8, 0), (70, 0, 0), (70, 8, 69), (70, 8, -1)]
 )
-def test_what_cannot_be_scored_is_refused(
-    model: LoadedModel, count: int, chunk: int, hit: int
-) -> None:
+def test_what_has_no_score_is_refused(model: LoadedModel, count: int, chunk: int, hit: int) -> None:
     with pytest.raises(UsageError, match="cannot be scored"):
         prefill_log_probabilities(model, IDS[:count], cache=None, chunk_size=chunk, hit=hit)

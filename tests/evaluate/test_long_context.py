@@ -1,7 +1,5 @@
 """Prompts of the families, and maps of them."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from types import SimpleNamespace
@@ -116,10 +114,7 @@ def test_documents_answer_the_question_that_is_asked() -> None:
 
 @pytest.mark.parametrize(
     ("family", "length", "said"),
-    [
-        ("multi-key", 200, "have no room"),
-        ("single", 20_000, "the text has"),
-    ],
+    [("multi-key", 200, "have no room"), ("single", 20_000, "the text has")],
 )
 def test_what_has_no_room_is_refused(family: str, length: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):

@@ -1,7 +1,5 @@
 """The simulation of 2-bit latents, `contrib/mla`, on random weights and short text."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

@@ -1,29 +1,21 @@
 """Score records of measurements: units, errors and what is left out, by measurements made here."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from tiny_models import write_model
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.evaluate.measure import Measurement, Task
 from oscar_zoo.evaluate.questions import Perplexity, Recall
 from oscar_zoo.evaluate.records import Compared, scores
-from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.models.loading import LoadedModel
 from oscar_zoo.registry.score_file import ScoreFile
 
 DIGEST = "sha256:" + "a" * 64
 SHARED = {"date": "2026-11-24", "source": "oscar-zoo eval NAME"}
 AROUND = SHARED | {"dataset_revision": "sha256:" + "b" * 64}, {"artifact_digest": DIGEST}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
 
 
 def recall(answers: int) -> Recall:

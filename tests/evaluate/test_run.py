@@ -1,8 +1,6 @@
 """The comparison of caches on the example model: the order of the rows, the facts, and the
 refusals."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -10,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from cli_output import check
-from tiny_models import EXAMPLE, write_model
+from tiny_artifacts import cache_shape
+from tiny_models import EXAMPLE
 
 from oscar_zoo.artifact.formats import hadamard_set
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.caches import evaluate
 from oscar_zoo.evaluate.in_process import settings_of
@@ -27,34 +26,24 @@ RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
 SHARED = Path(__file__).resolve().parents[2].parent / "shared/models"
 
 
-@pytest.fixture(scope="module")
-def example() -> LoadedModel:
-    return load_model(str(EXAMPLE), dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
-
-
 def recipe(**windows: int) -> ServingRecipe:
     """For the small model."""
     return ServingRecipe(group_size=16, clip=Clip(k=0.9, v=0.9), windows=Windows(**windows))
 
 
-def test_every_combination_of_settings_is_measured_with_the_artifact(small: LoadedModel) -> None:
-    artifact = hadamard_set(small.block, "k"), hadamard_set(small.block, "v")
+def test_every_combination_of_settings_is_measured_with_the_artifact(model: LoadedModel) -> None:
+    artifact = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
     clips = Clip(k=0.0, v=0.0), Clip(k=0.9, v=0.9)
     settings = settings_of({"sink": (0, 8), "recent": (16,), "clip": clips}, recipe(sink=4))
     windows = [one.windows for one, _ in settings]
     assert [(one.sink, one.recent) for one in windows] == [(0, 16), (0, 16), (8, 16), (8, 16)]
     given: dict[str, Any] = {"artifact": artifact, "tasks": ("perplexity",), "windows": 1}
     given |= {"length": 128, "recipe": recipe(sink=4)}
-    report = evaluate(small, TEXT[:20_000], settings=settings, **given)
+    report = evaluate(model, TEXT[:20_000], settings=settings, **given)
     assert [row.cache for row in report.rows] == ["bf16", *["artifact"] * 4]
     assert [row.changes.get("clip") for row in report.rows[1:]] == ["0,0", "0.9,0.9"] * 2
     for row, (changed, _) in zip(report.rows[1:], settings, strict=True):
-        alone = evaluate(small, TEXT[:20_000], **given | {"recipe": changed})
+        alone = evaluate(model, TEXT[:20_000], **given | {"recipe": changed})
         same = next(one for one in alone.rows if one.cache == "artifact")
         assert row.perplexity == same.perplexity
         assert row.bits_per_element_with_windows == same.bits_per_element_with_windows
@@ -69,12 +58,12 @@ def test_a_recipe_with_a_clip_for_each_layer_takes_no_other_clip() -> None:
     assert (changed.widths, values) == (mixed.widths, {"sink": 8})
 
 
-def test_the_report_has_the_facts_to_repeat_it(small: LoadedModel) -> None:
+def test_the_report_has_the_facts_to_repeat_it(model: LoadedModel) -> None:
     given: dict[str, Any] = {"artifact": None, "recipe": recipe(sink=4, recent=8)}
-    report = evaluate(small, TEXT[:4000], tasks=("perplexity",), windows=2, length=9999, **given)
+    report = evaluate(model, TEXT[:4000], tasks=("perplexity",), windows=2, length=9999, **given)
     found = report.to_json()
     check(found)
-    assert report.model.config_sha256 == small.block.config_sha256
+    assert report.model.config_sha256 == model.block.config_sha256
     assert report.text_sha256 == hashlib.sha256(TEXT[:4000].encode()).hexdigest()
     assert (report.sink, report.recent, report.clip.k) == (4, 8, 0.9)
     assert found["tasks"]["perplexity"] == {"windows": 2, "length": 256, "predictions": 510}
@@ -109,14 +98,7 @@ def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> 
 
 
 def test_a_rotation_of_another_model_is_refused(example: LoadedModel) -> None:
-    other = Geometry(
-        num_layers=4,
-        num_q_heads=4,
-        num_kv_heads=2,
-        head_dim=128,
-        v_head_dim=128,
-        attention_layers=(0, 1, 2, 3),
-    )
+    other = cache_shape(4, heads=4, kv_heads=2, dim=128)
     artifact = hadamard_set(other, "k"), hadamard_set(other, "v")
     with pytest.raises(GeometryMismatch, match="is for head_dim 128; tiny-qwen3-hard has 64"):
         evaluate(example, TEXT, artifact=artifact, recipe=RECIPE)
@@ -127,10 +109,10 @@ def test_a_rotation_of_another_model_is_refused(example: LoadedModel) -> None:
     [(TEXT[:4000], ("gpqa",), "gpqa"), ("short", ("perplexity",), "tokens")],
 )
 def test_unknown_tasks_and_short_texts_are_refused(
-    small: LoadedModel, text: str, tasks: tuple[str, ...], said: str
+    model: LoadedModel, text: str, tasks: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        evaluate(small, text, tasks=tasks, artifact=None, recipe=recipe())
+        evaluate(model, text, tasks=tasks, artifact=None, recipe=recipe())
 
 
 @pytest.mark.slow

@@ -1,15 +1,14 @@
 """The client against a real HTTP server on loopback that answers what SGLang answers, and much
 else."""
 
-from __future__ import annotations
-
-import http.server
 import json
-import threading
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from raw_server import RawServer, Seen, answer
 
 from oscar_zoo.engines.server_client import Answer, Scored, ServerClient
 from oscar_zoo.errors import ServerFailed, UsageError
@@ -38,34 +37,19 @@ Serve = Callable[[dict[str, Any]], ServerClient]
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts a server with an answer (a status, or JSON, or text) per path."""
-    running: list[http.server.ThreadingHTTPServer] = []
+    with ExitStack() as stack:
 
-    def start(answers: dict[str, Any]) -> ServerClient:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                answer = answers[self.path.split("?")[0]]
-                if callable(answer):
-                    answer = answer(json.loads(body))
-                status = answer if isinstance(answer, int) else 200
-                text = answer if isinstance(answer, str) else json.dumps(answer)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text.encode())
+        def start(answers: dict[str, Any]) -> ServerClient:
+            def handle(connection: socket.socket, seen: Seen) -> None:
+                found = answers[seen.target.partition("?")[0]]
+                found = found(json.loads(seen.body)) if callable(found) else found
+                status = f"{found} Status" if isinstance(found, int) else "200 OK"
+                text = found if isinstance(found, str) else json.dumps(found)
+                connection.sendall(answer(text.encode(), status=status))
 
-            do_POST = do_GET
+            return ServerClient(stack.enter_context(RawServer(handle)).url, timeout=300)
 
-            def log_message(self, *_: object) -> None: ...
-
-        running.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
-        return ServerClient(f"http://127.0.0.1:{running[-1].server_port}", timeout=300)
-
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
+        yield start
 
 
 def scored(values: list[float | None], tokens: list[int], cached: int = 3) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """What is wrong with a server's answers: nothing when they are the reference's, and each mistake
 has its line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,9 +95,7 @@ def test_perplexity_has_a_limit_in_both_directions(
     assert len(found) == (not fine) and all(line.startswith("perplexity ") for line in found)
 
 
-def test_a_hit_is_judged_by_the_tokens_it_had(
-    judge: Judge, right: ServerRun, reference: ReferenceRun
-) -> None:
+def test_a_hit_is_judged_by_tokens(judge: Judge, right: ServerRun, reference: ReferenceRun) -> None:
     scored = len(right.warm[0].values)
     shorter = tuple(Scored(reference.score(i, chunk=16, hit=16)[-scored:], 16) for i in range(2))
     assert judge(replace(right, warm=shorter)).violations == ()
@@ -121,9 +117,7 @@ def test_reuse_that_is_missing_or_must_not_be_is_told(judge: Judge, right: Serve
         assert len(lines) == (not fine) and all(f"a turn reused {cached} " in x for x in lines)
 
 
-def test_a_model_with_states_reuses_up_to_the_last_saved_state(
-    right: ServerRun, tmp_path: Path
-) -> None:
+def test_a_model_with_states_reuses_to_the_last_saved(right: ServerRun, tmp_path: Path) -> None:
     folder = write_architecture("lfm2", tmp_path / "lfm2", dtype="float32")
     model = load_model(str(folder), dtype="float32")
     windows = Windows(sink=4, recent=RECENT)
@@ -154,9 +148,7 @@ def test_recall_that_is_worse_in_conversations_is_told(
 
 
 @pytest.mark.parametrize(("missed", "fine"), [(0, True), (7, True), (8, False)])
-def test_recall_may_differ_by_chance(
-    judge: Judge, right: ServerRun, missed: int, fine: bool
-) -> None:
+def test_recall_differs_by_chance(judge: Judge, right: ServerRun, missed: int, fine: bool) -> None:
     """A coin falls seven times on one side in 1.6 % of all runs, eight times in 0.8 %."""
     turns = [turn for talk in right.talks * 3 for turn in talk]
     wrong = [

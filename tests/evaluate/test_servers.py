@@ -1,7 +1,5 @@
 """Servers that `eval` starts: which ones, and that the failure of one is a result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -30,9 +28,7 @@ def test_a_sweep_uses_two_ranks_where_there_are_two_gpus(
     assert len(servers.sweep(device, full=True)) == 8 * len(ranks) > len(wanted)
 
 
-def test_one_of_several_servers_may_fail_and_the_only_one_may_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_of_several_servers_may_fail_an_only_one_not(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = ServerVariant(), ServerVariant(chunk=64, radix=False)
 
     @contextmanager

@@ -1,7 +1,5 @@
 """Sessions of an agent: what is written, and what is measured on them."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 

@@ -1,20 +1,19 @@
 """The simulated cache against a second statement of who reads what, one query at a time in
 float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from tiny_artifacts import cache_shape
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard_set
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, SideWidths, Widths, Windows
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, SideWidths, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache, SimulatedLayer
 from oscar_zoo.models.attention import Softmax
@@ -69,14 +68,7 @@ def test_every_layer_of_a_hybrid_model_uses_its_own_transform() -> None:
         for i, layer in enumerate(ids)
     ]
     rotations = replace(general_pair(0, per_head=False, centered=True), layers=tuple(layers))
-    geometry = Geometry(
-        num_layers=12,
-        num_q_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=D,
-        v_head_dim=D,
-        attention_layers=ids,
-    )
+    geometry = cache_shape(12, heads=HEADS, kv_heads=KV_HEADS, dim=D, at=ids)
     _, key, value = qkv(tokens=5)
     for layer in layers:
         k, _ = SimulatedLayer(
@@ -163,9 +155,7 @@ def test_every_position_reads_its_own_windows(pair: str, sink: int, recent: int)
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize(("cap", "sinks"), [(1.5, False), (None, True), (0.7, True)])
-def test_a_cap_and_learned_sinks_see_whole_logits(
-    pair: str, cap: float | None, sinks: bool
-) -> None:
+def test_caps_and_learned_sinks_see_whole_logits(pair: str, cap: float | None, sinks: bool) -> None:
     """Also where keys are centred: what the mean adds to a logit is no longer without effect."""
     softmax = Softmax(0.3, cap, torch.linspace(-2, 2, HEADS) if sinks else None)
     spec = CacheSpec(*PAIRS[pair], recipe(4, 10))

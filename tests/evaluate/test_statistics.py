@@ -1,8 +1,6 @@
 """Errors and intervals over questions and over sequences, recomputed here from their definitions
 and closed forms."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 
@@ -37,9 +35,7 @@ def test_the_defaults_are_the_users_zoo_then_the_public_ones() -> None:
     assert own.name == f"file:{paths.default_zoo_dir()}"
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flags_win_over_the_environment_that_over_files(monkeypatch: pytest.MonkeyPatch) -> None:
     write('hubs = ["hf:stored/zoo", "default"]\npublish = "hf:stored/own"\n')
     assert address.Sources().read == ("hf:stored/zoo", *address.PUBLIC)
     assert address.Sources().publish == ("hf:stored/own",)
@@ -55,9 +51,7 @@ def test_a_hub_without_commits_is_published_to_last() -> None:
 
 
 @pytest.mark.parametrize("variable", ["OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE"])
-def test_offline_leaves_hubs_in_folders_only(
-    monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_offline_leaves_hubs_in_folders(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "1")
     settings = address.Sources()
     assert settings.offline
@@ -137,9 +131,7 @@ def test_a_password_in_what_is_no_hub_is_not_repeated() -> None:
     assert "user" not in caught.value.message
 
 
-def test_the_default_zoo_is_created_by_the_first_publish(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_publish_makes_the_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSCAR_ZOO_DATA", str(tmp_path / "data"))
     hub = open_hub()
     assert hub.artifacts() == ()

@@ -1,8 +1,6 @@
 """One request to a hub: how often it is sent, how long it may take, what arrives, where redirects
 and the token go, and which error ends it."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import socket
@@ -16,16 +14,7 @@ from typing import NamedTuple
 import pytest
 from raw_server import Handler, RawServer, Seen, answer, closed_port, reset
 
-from oscar_zoo.errors import (
-    Forbidden,
-    HubTimeout,
-    HubUnreachable,
-    LoginRequired,
-    MalformedFile,
-    OfflineError,
-    OscarZooError,
-    RateLimited,
-)
+from oscar_zoo import errors
 from oscar_zoo.registry.hubs import http
 from oscar_zoo.registry.hubs.base import Limits
 from oscar_zoo.registry.hubs.http import HttpReply, Origin, Transport, asked_to_wait
@@ -76,8 +65,8 @@ def script(*steps: bytes | None) -> Handler:
     return handle
 
 
-def refuse(reply: HttpReply, sent_token: bool) -> Exception:
-    return Forbidden(f"{reply.status} {reply.headers.get('x-why')} {len(reply.body)} {sent_token}")
+def refuse(got: HttpReply, sent_token: bool) -> Exception:
+    return errors.Forbidden(f"{got.status} {got.headers.get('x-why')} {len(got.body)} {sent_token}")
 
 
 def hub(server: RawServer, *, token: str | None = None, **limits: float) -> Transport:
@@ -106,16 +95,20 @@ def test_passing_trouble_is_tried_again(
 @pytest.mark.parametrize(
     ("trouble", "error", "requests"),
     [
-        (BUSY, HubUnreachable, 3),
-        (SLOW_DOWN, RateLimited, 3),
-        (None, HubUnreachable, 3),
-        (answer(b"x" * 100), MalformedFile, 1),
-        (answer(status="429 S", Retry_After="61"), RateLimited, 1),
-        (answer(status="429 S", Retry_After="999999999999"), RateLimited, 1),
-        (answer(status="204 No Content", Content_Length=None), HubUnreachable, 1),
-        (answer(status="206 Partial"), HubUnreachable, 1),
-        (answer(status="304 Same", Content_Length=None), HubUnreachable, 1),
-        *((answer(status=f"{s} No"), Forbidden, 1) for s in (400, 401, 403, 404, 410, 416, 451)),
+        (BUSY, errors.HubUnreachable, 3),
+        (SLOW_DOWN, errors.RateLimited, 3),
+        (None, errors.HubUnreachable, 3),
+        (answer(b"x" * 100), errors.MalformedFile, 1),
+        (answer(status="429 S", Retry_After="61"), errors.RateLimited, 1),
+        (answer(status="429 S", Retry_After="999999999999"), errors.RateLimited, 1),
+        (answer(status="204 No Content", Content_Length=None), errors.HubUnreachable, 1),
+        (answer(status="206 Partial"), errors.HubUnreachable, 1),
+        (answer(b"x", Content_Encoding="gzip"), errors.HubUnreachable, 1),
+        (answer(status="304 Same", Content_Length=None), errors.HubUnreachable, 1),
+        *(
+            (answer(status=f"{s} No"), errors.Forbidden, 1)
+            for s in (400, 401, 403, 404, 410, 416, 451)
+        ),
     ],
 )
 def test_lasting_trouble_ends_after_three_tries_and_other_trouble_at_once(
@@ -129,20 +122,18 @@ def test_lasting_trouble_ends_after_three_tries_and_other_trouble_at_once(
 
 def test_a_refusal_is_that_of_the_hub_and_only_its_beginning_is_read(serve: Serve) -> None:
     server = serve(answer(b"x" * (1 << 20), status="403 No", X_Why="because"))
-    with pytest.raises(Forbidden, match=r"403 because .* True") as caught:
+    with pytest.raises(errors.Forbidden, match=r"403 because .* True") as caught:
         hub(server, token=CANARY).get(server.url, limit=9)
     assert 64 << 10 <= int(caught.value.message.split()[2]) < 256 << 10
 
 
-def test_silence_and_refused_connections_are_not_tried_again(
-    serve: Serve, pauses: list[float]
-) -> None:
+def test_silent_and_refused_connections_are_not_repeated(serve: Serve, pauses: list[float]) -> None:
     server = serve(lambda connection, seen: server.ending.wait())
-    with pytest.raises(HubTimeout):
+    with pytest.raises(errors.HubTimeout):
         hub(server, read=0.3).get(server.url, limit=9)
     with closed_port() as port:
         server.url = f"http://127.0.0.1:{port}"
-        with pytest.raises(HubUnreachable):
+        with pytest.raises(errors.HubUnreachable):
             hub(server).get(server.url, limit=9)
     assert (len(server.requests), pauses) == (1, [])
 
@@ -194,12 +185,10 @@ def test_a_wait_that_is_none(text: str) -> None:
     assert asked_to_wait({"retry-after": text}) is None
 
 
-def test_offline_mode_of_the_client_is_obeyed(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_mode_of_a_client_is_obeyed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve(GOOD)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(OfflineError):
+    with pytest.raises(errors.OfflineError):
         hub(server).get(server.url, limit=9)
     assert server.requests == []
 
@@ -226,7 +215,7 @@ def test_no_error_holds_the_token_or_an_address(
 ) -> None:
     caplog.set_level(logging.WARNING)
     server = serve(trouble)
-    with pytest.raises(OscarZooError) as caught:
+    with pytest.raises(errors.OscarZooError) as caught:
         hub(server, token=CANARY).get(f"{server.url}/?X-Amz-Signature={CANARY}", limit=9)
     link: BaseException | None = caught.value
     while link is not None:
@@ -267,20 +256,18 @@ def test_what_drips_ends(serve: Serve, part: str) -> None:
         server.ending.wait()
 
     server = serve(handle)
-    with pytest.raises(HubTimeout, match="was not done within 0 s"):
+    with pytest.raises(errors.HubTimeout, match="was not done within 0 s"):
         hub(server, **ONCE).get(server.url, limit=100_000, seconds=0.5)
 
 
-def test_a_body_has_a_minute_and_its_bytes_at_the_least_rate(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_has_a_minute_and_a_rate(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     def handle(connection: socket.socket, seen: Seen) -> None:
         connection.sendall(answer(b"x", Content_Length=1000))
         server.drip(connection, b"x" * 999, pause=0.02)
 
     server = serve(handle)
     monkeypatch.setattr(http, "LEAST_SECONDS", 0.1)
-    with pytest.raises(HubTimeout, match="within 1 s"):
+    with pytest.raises(errors.HubTimeout, match="within 1 s"):
         hub(server, **ONCE, min_rate=2000).get(server.url, limit=5000, size=1000)
 
 
@@ -288,7 +275,7 @@ def test_a_name_that_is_never_resolved(serve: Serve, monkeypatch: pytest.MonkeyP
     release = threading.Event()
     server = serve(answer(), host="localhost")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(PLENTY))
-    with pytest.raises(HubTimeout, match="was not done"):
+    with pytest.raises(errors.HubTimeout, match="was not done"):
         hub(server, **ONCE).get(server.url, limit=9, seconds=0.3)
     release.set()
 
@@ -307,7 +294,7 @@ def test_nobody_is_told_about_a_try_that_was_given_up(serve: Serve) -> None:
 
     server = serve(handle)
     told: list[int] = []
-    with pytest.raises(HubTimeout):
+    with pytest.raises(errors.HubTimeout):
         hub(server, **ONCE).get(server.url, limit=1 << 30, seconds=1.5, progress=told.append)
     more.set()
     assert closed.wait(PLENTY)  # the connection is given up, the gigabyte does not arrive
@@ -330,7 +317,7 @@ def chunked(size: int, end: bytes = b"0\r\n\r\n") -> bytes:
 )
 def test_more_than_expected_is_refused(serve: Serve, data: bytes) -> None:
     server = serve(data)
-    with pytest.raises(MalformedFile) as caught:
+    with pytest.raises(errors.MalformedFile) as caught:
         hub(server).get(server.url, limit=10)
     assert caught.value.reason == "file.size"
 
@@ -363,14 +350,8 @@ def test_less_than_expected_is_a_broken_connection(serve: Serve, data: bytes, en
         reset(connection)
 
     server = serve(handle)
-    with pytest.raises(HubUnreachable, match="the connection broke off"):
+    with pytest.raises(errors.HubUnreachable, match="the connection broke off"):
         hub(server, **ONCE).get(server.url, limit=10, size=10)
-
-
-def test_compressed_content_is_no_content(serve: Serve) -> None:
-    server = serve(answer(b"x", Content_Encoding="gzip"))
-    with pytest.raises(HubUnreachable, match="it compresses"):
-        hub(server).get(server.url, limit=10)
 
 
 def has_token(seen: Seen) -> bool:
@@ -419,9 +400,7 @@ def test_no_way_of_redirects_leaks_the_token(serve: Serve) -> None:
         assert not any("left" in seen.headers.get("cookie", "") for seen in everywhere)
 
 
-def test_a_login_of_the_shared_client_itself_goes_nowhere(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_of_the_client_goes_nowhere(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may have set up the client for a proxy or a hub of its own."""
     make = type(http.http_client())
     with make(auth=("user", CANARY), headers={"Authorization": CANARY, "Cookie": CANARY}) as client:
@@ -448,7 +427,7 @@ def test_a_login_of_the_shared_client_itself_goes_nowhere(
 )
 def test_redirects_that_lead_nowhere(serve: Serve, location: str) -> None:
     server = serve(answer(status="302 Found", Location=location))
-    with pytest.raises(HubUnreachable):
+    with pytest.raises(errors.HubUnreachable):
         hub(server, token=CANARY, **ONCE).get(server.url, limit=9)
     assert len(server.requests) <= 6
 
@@ -461,14 +440,14 @@ def test_five_redirects_are_followed_and_no_more(serve: Serve) -> None:
 
     server = serve(handle)
     assert hub(server).get(f"{server.url}/5", limit=9).body == b"there"
-    with pytest.raises(HubUnreachable, match="redirects"):
+    with pytest.raises(errors.HubUnreachable, match="redirects"):
         hub(server).get(f"{server.url}/6", limit=9)
 
 
 @pytest.mark.parametrize("token", ["two words", "line\nbreak", "", "schlüssel", "null\0"])
 def test_what_cannot_be_a_token_is_not_sent_and_not_shown(serve: Serve, token: str) -> None:
     server = serve(answer())
-    with pytest.raises(LoginRequired) as caught:
+    with pytest.raises(errors.LoginRequired) as caught:
         hub(server, token=token).get(server.url, limit=9)
     assert not token or token not in f"{caught.value}{caught.value.hint}"
     assert server.requests == []

@@ -1,8 +1,6 @@
 """Hugging Face: what is read (commits, listings, content, refusals, tokens), and whole round trips
 of writing with both versions of the client, in child processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -20,16 +18,8 @@ from hub_uses import HUB_2, VERSIONS
 from hub_wire import OPENSSL
 from raw_server import RawServer, answer
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import (
-    GatedRepository,
-    HubTimeout,
-    HubUnreachable,
-    LoginRequired,
-    OscarZooError,
-    RepositoryNotFound,
-    RevisionNotFound,
-)
 from oscar_zoo.registry.hubs import huggingface
 from oscar_zoo.registry.hubs.base import HubFile, Limits
 from oscar_zoo.registry.hubs.huggingface import HuggingFaceHub
@@ -80,7 +70,7 @@ def test_a_revision_is_resolved_to_its_commit(server: HubServer) -> None:
     server.clear()
     assert hub().resolve(first) == first
     assert server.requests == []
-    with pytest.raises(RevisionNotFound, match="Hugging Face org/name has no revision v9"):
+    with pytest.raises(errors.RevisionNotFound, match="Hugging Face org/name has no revision v9"):
         hub().resolve("v9")
 
 
@@ -96,7 +86,7 @@ def test_the_listing_has_every_file(server: HubServer, paged: int) -> None:
     for path, blob in commit.blobs.items():
         assert files[path].sha256 == (blob.sha256 if blob.lfs else None)
         assert files[path].git_oid == (None if blob.lfs else blob.git_oid)
-    with pytest.raises(RevisionNotFound):
+    with pytest.raises(errors.RevisionNotFound):
         hub().listing("0" * 40)
 
 
@@ -106,17 +96,17 @@ def test_a_listing_of_too_many_pages_or_in_circles_ends(
     server.paged = 1
     commit = server.repository("org/name").commits[-1].oid
     monkeypatch.setattr(huggingface, "MAX_PAGES", 3)
-    with pytest.raises(HubUnreachable, match="more than 3 pages"):
+    with pytest.raises(errors.HubUnreachable, match="more than 3 pages"):
         hub().listing(commit)
     row = '[{"type": "file", "path": "a", "size": 1, "oid": "%s"}]' % ("a" * 40)
     with RawServer(
         lambda c, _: c.sendall(answer(row.encode(), Link=f'<{circle.url}/a>; rel="next"'))
     ) as circle:
         monkeypatch.setenv("HF_ENDPOINT", circle.url)
-        with pytest.raises(HubUnreachable, match="names a file twice"):
+        with pytest.raises(errors.HubUnreachable, match="names a file twice"):
             hub().listing(commit)
     monkeypatch.setattr(huggingface, "LISTING_SECONDS", 0)
-    with pytest.raises(HubTimeout):
+    with pytest.raises(errors.HubTimeout):
         hub().listing(commit)
 
 
@@ -159,7 +149,7 @@ def test_a_hub_that_makes_no_sense_counts_as_unreachable(
     server: HubServer, kind: str, arguments: dict[str, Any], path: str
 ) -> None:
     server.fault(kind, path, **arguments)
-    with pytest.raises(HubUnreachable, match="Hugging Face org/name"):
+    with pytest.raises(errors.HubUnreachable, match="Hugging Face org/name"):
         hub().artifacts()
 
 
@@ -169,7 +159,7 @@ def test_a_listing_that_goes_on_elsewhere_gets_neither_request_nor_token(
     monkeypatch.setenv("HF_TOKEN", CANARY)
     server.paged = 1
     server.url = server.cdn_url  # as when a mirror passes on what the hub said
-    with pytest.raises(HubUnreachable, match="goes on at another host"):
+    with pytest.raises(errors.HubUnreachable, match="goes on at another host"):
         hub().artifacts()
     assert all(record.host == "origin" for record in server.requests)
 
@@ -204,7 +194,7 @@ def test_two_hundred_random_troubles_give_the_content_or_an_error(
         try:
             assert hub().fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
             good += 1
-        except OscarZooError as error:
+        except errors.OscarZooError as error:
             assert "Hugging Face org/name" in error.message
     assert 100 < good < 200
 
@@ -212,19 +202,19 @@ def test_two_hundred_random_troubles_give_the_content_or_an_error(
 @pytest.mark.parametrize(
     "kind, token, error",
     [
-        ({"private": True, "token": "hf_right"}, None, LoginRequired),
-        ({"private": True, "token": "hf_right"}, "hf_wrong", LoginRequired),
-        ({"gated": True, "token": "hf_right"}, None, GatedRepository),
-        ({"gated": True, "token": "hf_right"}, "hf_wrong", GatedRepository),
-        (None, None, LoginRequired),
-        (None, "hf_any", RepositoryNotFound),
+        ({"private": True, "token": "hf_right"}, None, errors.LoginRequired),
+        ({"private": True, "token": "hf_right"}, "hf_wrong", errors.LoginRequired),
+        ({"gated": True, "token": "hf_right"}, None, errors.GatedRepository),
+        ({"gated": True, "token": "hf_right"}, "hf_wrong", errors.GatedRepository),
+        (None, None, errors.LoginRequired),
+        (None, "hf_any", errors.RepositoryNotFound),
     ],
 )
 def test_private_gated_and_missing(
     server: HubServer,
     kind: dict[str, Any] | None,
     token: str | None,
-    error: type[OscarZooError],
+    error: type[errors.OscarZooError],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if kind is not None:
@@ -246,7 +236,7 @@ def test_where_the_token_comes_from(
     def opens() -> bool:
         try:
             return bool(HuggingFaceHub("org/closed", limits=LIMITS).resolve(None))
-        except LoginRequired:
+        except errors.LoginRequired:
             return False
 
     assert not opens()
@@ -260,7 +250,7 @@ def test_where_the_token_comes_from(
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     assert opens()
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path))
-    with pytest.raises(LoginRequired, match="the token for Hugging Face cannot be read"):
+    with pytest.raises(errors.LoginRequired, match="the token for Hugging Face cannot be read"):
         HuggingFaceHub("org/name", limits=LIMITS).resolve(None)
 
 
@@ -432,9 +422,7 @@ for repo in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_trouble_of_writing_has_its_sentence(
-    server: HubServer, tmp_path: Path, version: int
-) -> None:
+def test_each_trouble_of_writing_is_said(server: HubServer, tmp_path: Path, version: int) -> None:
     """Two uploads that never end are among them: they must not keep the process alive either."""
     for repo_id, (kind, path, arguments, _) in TROUBLE.items():
         repo = server.repository(repo_id)

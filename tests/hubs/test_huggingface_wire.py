@@ -1,21 +1,9 @@
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 
-from oscar_zoo.errors import (
-    Forbidden,
-    GatedRepository,
-    HubUnreachable,
-    LoginRequired,
-    NotFoundError,
-    OscarZooError,
-    RateLimited,
-    RepositoryNotFound,
-    RevisionNotFound,
-)
+from oscar_zoo import errors
 from oscar_zoo.registry.hubs import huggingface as wire
 from oscar_zoo.registry.hubs.base import HubFile
 
@@ -50,7 +38,7 @@ def page(*rows: object) -> list[HubFile]:
 )
 def test_an_answer_that_is_no_json_is_named(body: bytes, seen: str) -> None:
     for parse in (wire.parse_commit, lambda body, hub: list(wire.parse_page(body, hub))):
-        with pytest.raises(HubUnreachable) as caught:
+        with pytest.raises(errors.HubUnreachable) as caught:
             parse(body, HUB)
         assert caught.value.message == f"{HUB} cannot be reached: it sends {seen} instead of JSON."
 
@@ -93,9 +81,9 @@ def test_files_have_the_sha256_of_lfs_or_the_oid_of_git() -> None:
     ],
 )
 def test_a_listing_that_is_none(row: object) -> None:
-    with pytest.raises(HubUnreachable, match=f"{HUB} cannot be reached: its listing has"):
+    with pytest.raises(errors.HubUnreachable, match=f"{HUB} cannot be reached: its listing has"):
         page(file("good"), row)
-    with pytest.raises(HubUnreachable, match="its answer is no listing"):
+    with pytest.raises(errors.HubUnreachable, match="its answer is no listing"):
         list(wire.parse_page(b'{"error": "none"}', HUB))
 
 
@@ -115,7 +103,7 @@ HERE = "https://hub.example/api/models/org/name/tree/main?recursive=true"
     ],
 )
 def test_a_listing_never_goes_on_elsewhere(address: str) -> None:
-    with pytest.raises(HubUnreachable, match="its listing goes on at another host"):
+    with pytest.raises(errors.HubUnreachable, match="its listing goes on at another host"):
         wire.next_page({"link": f'<{address}>; rel="next"'}, HERE, HUB)
 
 
@@ -132,29 +120,33 @@ def said(
 @pytest.mark.parametrize(
     "error, kind, words",
     [
-        (said(401, "GatedRepo"), GatedRepository, "is gated"),
-        (said(403, "GatedRepo", token=True), GatedRepository, "is gated"),
-        (said(403, "", "Access to this resource is disabled."), Forbidden, "was disabled"),
-        (said(404, "RevisionNotFound"), RevisionNotFound, "has no revision v1"),
-        (said(404, "EntryNotFound", path="a/k.pt"), NotFoundError, "has no file a/k.pt"),
-        (said(404, path="a/k.pt"), NotFoundError, "has no file a/k.pt"),
-        (said(404), RepositoryNotFound, "does not exist"),
-        (said(410), RepositoryNotFound, "does not exist"),
-        (said(404, "RepoNotFound", path="a"), RepositoryNotFound, "does not exist"),
+        (said(401, "GatedRepo"), errors.GatedRepository, "is gated"),
+        (said(403, "GatedRepo", token=True), errors.GatedRepository, "is gated"),
+        (said(403, "", "Access to this resource is disabled."), errors.Forbidden, "was disabled"),
+        (said(404, "RevisionNotFound"), errors.RevisionNotFound, "has no revision v1"),
+        (said(404, "EntryNotFound", path="a/k.pt"), errors.NotFoundError, "has no file a/k.pt"),
+        (said(404, path="a/k.pt"), errors.NotFoundError, "has no file a/k.pt"),
+        (said(404), errors.RepositoryNotFound, "does not exist"),
+        (said(410), errors.RepositoryNotFound, "does not exist"),
+        (said(404, "RepoNotFound", path="a"), errors.RepositoryNotFound, "does not exist"),
         # all that strangers are told
-        (said(401, "RepoNotFound"), LoginRequired, "does not exist, or is private"),
-        (said(401), LoginRequired, "does not exist, or is private"),
-        (said(401, token=True), LoginRequired, "refused the token"),
-        (said(401, "RepoNotFound", WRONG_TOKEN, token=True), LoginRequired, "refused the token"),
-        (said(403, token=True), Forbidden, "does not allow reading with this account"),
-        (said(429), RateLimited, "limits the rate"),
-        (said(400), HubUnreachable, "it answers with status 400"),
-        (said(500), HubUnreachable, "it answers with status 500"),
+        (said(401, "RepoNotFound"), errors.LoginRequired, "does not exist, or is private"),
+        (said(401), errors.LoginRequired, "does not exist, or is private"),
+        (said(401, token=True), errors.LoginRequired, "refused the token"),
+        (
+            said(401, "RepoNotFound", WRONG_TOKEN, token=True),
+            errors.LoginRequired,
+            "refused the token",
+        ),
+        (said(403, token=True), errors.Forbidden, "does not allow reading with this account"),
+        (said(429), errors.RateLimited, "limits the rate"),
+        (said(400), errors.HubUnreachable, "it answers with status 400"),
+        (said(500), errors.HubUnreachable, "it answers with status 500"),
     ],
 )
 def test_every_refusal_is_its_own_sentence(
-    error: Exception, kind: type[OscarZooError], words: str
+    error: Exception, kind: type[errors.OscarZooError], words: str
 ) -> None:
-    assert type(error) is kind and isinstance(error, OscarZooError)
+    assert type(error) is kind and isinstance(error, errors.OscarZooError)
     assert error.message.startswith(HUB) and words in error.message
     assert error.hint and "\n" not in error.message + error.hint

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import fcntl
 import multiprocessing
@@ -111,9 +109,7 @@ def test_a_writer_waits_for_its_turn(hub: LocalHub, monkeypatch: pytest.MonkeyPa
     assert len(waits) == 1
 
 
-def test_a_writer_that_never_gets_its_turn_says_so(
-    hub: LocalHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_without_a_turn_says_so(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     put(hub, ID, FILES)
     monkeypatch.setattr(local, "_LOCK_SECONDS", -1)
     with (hub.root / ".lock").open() as lock:
@@ -123,9 +119,7 @@ def test_a_writer_that_never_gets_its_turn_says_so(
     assert hub.artifacts() == (ID,)
 
 
-def test_a_file_system_without_locks_is_written_too(
-    hub: LocalHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_systems_may_have_no_locks(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: object, operation: int) -> None:
         raise OSError(errno.ENOTSUP, "not supported")
 
@@ -217,9 +211,7 @@ def publish_again(hub: LocalHub) -> None:
 
 @pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
-def test_a_failing_disk_leaves_nothing_or_everything(
-    tmp_path: Path, code: int, stays: bool
-) -> None:
+def test_a_failing_disk_leaves_nothing_or_all(tmp_path: Path, code: int, stays: bool) -> None:
     for number in range(1, 200):
         hub = LocalHub(tmp_path / str(number), must_exist=False)
         injection = Injection(number, raise_error(code), stays=stays)

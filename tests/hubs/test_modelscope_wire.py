@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscar_zoo.errors import (
-    Forbidden,
-    HubUnreachable,
-    LoginRequired,
-    OscarZooError,
-    RepositoryNotFound,
-    StaleRevision,
-)
+from oscar_zoo import errors
 from oscar_zoo.registry.hubs.base import is_commit
 from oscar_zoo.registry.hubs.modelscope import (
     MAX_ENTRIES,
@@ -61,9 +54,7 @@ def listing(*entries: Any, latest: Any = None, name: str = "master") -> Listing:
         ("83ee97c6", None),
     ],
 )
-def test_the_commit_is_told_or_found_by_its_beginning_among_the_files(
-    latest: Any, commit: str | None
-) -> None:
+def test_the_commit_is_told_or_found_by_its_beginning(latest: Any, commit: str | None) -> None:
     odd = [entry("c", Revision=None), entry("d", Revision=7)]
     found = listing(entry("a", Revision=HEAD), entry("b"), *odd, latest=latest)
     assert found.commit == commit
@@ -103,7 +94,7 @@ def test_without_a_commit_the_revision_is_the_name_and_changes_with_the_files() 
     ],
 )
 def test_a_listing_that_makes_no_sense_or_may_be_cut_is_refused(data: Any, words: str) -> None:
-    with pytest.raises(HubUnreachable, match=words):
+    with pytest.raises(errors.HubUnreachable, match=words):
         parse_listing(data, "master", TITLE)
 
 
@@ -121,7 +112,7 @@ JSON = st.recursive(
 def test_any_json_is_a_listing_or_refused(data: Any) -> None:
     try:
         found = parse_listing(data, "master", TITLE)
-    except HubUnreachable:
+    except errors.HubUnreachable:
         return
     assert all(path == file.path and file.size >= 0 for path, file in found.files.items())
     assert is_commit(found.revision) or name_of(found.revision) == "master"
@@ -142,42 +133,40 @@ def test_any_json_is_a_listing_or_refused(data: Any) -> None:
     ],
 )
 def test_what_is_no_envelope_did_not_come_from_the_hub(body: bytes, words: str) -> None:
-    with pytest.raises(HubUnreachable, match=words):
+    with pytest.raises(errors.HubUnreachable, match=words):
         data_in(body, TITLE)
 
 
 @pytest.mark.parametrize(
     ("status", "code", "sent_token", "error"),
     [
-        (401, None, False, LoginRequired),
-        (401, 10010103009, True, LoginRequired),
-        (400, 10010103009, True, LoginRequired),
-        (403, None, False, Forbidden),
-        (403, 10010205001, True, Forbidden),
-        (404, 10010200001, False, LoginRequired),
-        (404, 10010200001, True, Forbidden),
-        (404, 10010205001, True, RepositoryNotFound),
-        (404, None, False, RepositoryNotFound),
-        (409, None, True, StaleRevision),
-        (400, 10030000001, True, StaleRevision),
-        (400, 10010200001, True, HubUnreachable),
-        (418, None, False, HubUnreachable),
-        (200, 10010000000, False, HubUnreachable),
+        (401, None, False, errors.LoginRequired),
+        (401, 10010103009, True, errors.LoginRequired),
+        (400, 10010103009, True, errors.LoginRequired),
+        (403, None, False, errors.Forbidden),
+        (403, 10010205001, True, errors.Forbidden),
+        (404, 10010200001, False, errors.LoginRequired),
+        (404, 10010200001, True, errors.Forbidden),
+        (404, 10010205001, True, errors.RepositoryNotFound),
+        (404, None, False, errors.RepositoryNotFound),
+        (409, None, True, errors.StaleRevision),
+        (400, 10030000001, True, errors.StaleRevision),
+        (400, 10010200001, True, errors.HubUnreachable),
+        (418, None, False, errors.HubUnreachable),
+        (200, 10010000000, False, errors.HubUnreachable),
     ],
 )
 def test_a_refusal_becomes_one_line_of_ours(
-    status: int, code: int | None, sent_token: bool, error: type[OscarZooError]
+    status: int, code: int | None, sent_token: bool, error: type[errors.OscarZooError]
 ) -> None:
     refused = Refused(status, code, sent_token=sent_token).as_error(TITLE, doing="reading")
     assert type(refused) is error
     assert TITLE in refused.message and "\n" not in refused.message and refused.hint
-    if error is HubUnreachable:
+    if error is errors.HubUnreachable:
         assert str(status) in refused.message and (code is None or str(code) in refused.message)
-    if error is LoginRequired:
-        assert (
-            "MODELSCOPE_API_TOKEN" in refused.hint
-            and ("refused the token" in refused.message) == sent_token
-        )
+    if error is errors.LoginRequired:
+        assert "MODELSCOPE_API_TOKEN" in refused.hint
+        assert ("refused the token" in refused.message) == sent_token
 
 
 def test_nothing_in_a_name_leaves_its_place_in_an_address() -> None:
@@ -260,7 +249,7 @@ def test_the_token_goes_to_the_hub_and_below_it(
 )
 def test_a_file_is_not_sent_in_the_open_or_nowhere(address: str) -> None:
     library = Library("https://hub.example", address)
-    with pytest.raises(HubUnreachable):
+    with pytest.raises(errors.HubUnreachable):
         commit(library, {"m/t/k.pt": b"k"})
     assert not library.uploads and not library.commits
 

@@ -1,7 +1,5 @@
 """A mirror that others wrote stands between our pull and the loopback hub."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,22 +1,11 @@
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    InvalidName,
-    MalformedFile,
-    NotFoundError,
-    RevisionNotFound,
-    StaleRevision,
-    UsageError,
-)
 from oscar_zoo.registry.hubs import remote
 from oscar_zoo.registry.hubs.base import MAX_ROOT_BYTES, Change, Commit, HubFile
 from oscar_zoo.registry.hubs.remote import MetadataCache, RemoteHub, git_oid
@@ -58,7 +47,7 @@ class FakeHub(RemoteHub):
     def resolve(self, revision: str | None) -> str:
         self.source.asked.append(f"resolve {revision}")
         if revision not in (None, "main", *self.source.commits):
-            raise RevisionNotFound.for_hub(self.title, str(revision))
+            raise errors.RevisionNotFound.for_hub(self.title, str(revision))
         return self.source.head if revision in (None, "main") else str(revision)
 
     def listing(self, revision: str) -> Mapping[str, HubFile]:
@@ -84,7 +73,7 @@ class FakeHub(RemoteHub):
             source.lies -= 1
             data = source.lie(data)
         if len(data) > limit:
-            raise MalformedFile("file.size", "too long")
+            raise errors.MalformedFile("file.size", "too long")
         if progress is not None:
             progress(len(data))
         return data
@@ -124,7 +113,7 @@ def test_artifacts_are_folders_of_two_good_names() -> None:
     odd += ["con/b/c", "A/b./c", "", "A/b/.hidden", "A/b/c d", "A/b/" + "x" * 101]
     hub = FakeHub(Repository({OLD: dict.fromkeys([*odd, "A/c/d"], b"x")}))
     assert hub.artifacts() == (ArtifactId("A", "c"),)
-    with pytest.raises(ArtifactNotFound):
+    with pytest.raises(errors.ArtifactNotFound):
         hub.files(ArtifactId("A", "b"))
 
 
@@ -137,17 +126,19 @@ def test_files_are_listed_by_plain_name() -> None:
 
 def test_what_is_not_there() -> None:
     hub = FakeHub(Repository())
-    with pytest.raises(ArtifactNotFound, match="Absent/tag is not on Some Hub org/name") as caught:
+    with pytest.raises(
+        errors.ArtifactNotFound, match="Absent/tag is not on Some Hub org/name"
+    ) as caught:
         hub.files(ArtifactId("Absent", "tag"))
     assert "oscar-zoo list --hub hf:org/name" in str(caught.value.hint)
-    with pytest.raises(ArtifactNotFound):
+    with pytest.raises(errors.ArtifactNotFound):
         hub.fetch(ArtifactId("qwen3-8b", QWEN.tag), "k.pt", limit=9)
-    with pytest.raises(NotFoundError, match=f"{QWEN} on Some Hub org/name has no file x.pt"):
+    with pytest.raises(errors.NotFoundError, match=f"{QWEN} on Some Hub org/name has no file x.pt"):
         hub.fetch(QWEN, "x.pt", limit=9)
-    with pytest.raises(InvalidName):
+    with pytest.raises(errors.InvalidName):
         hub.fetch(QWEN, "../tag/k.pt", limit=9)
     assert hub.root_file("LICENSE") is None
-    with pytest.raises(InvalidName):
+    with pytest.raises(errors.InvalidName):
         hub.root_file("../index.json")
 
 
@@ -170,12 +161,12 @@ def test_a_listed_size_beyond_the_limit_costs_no_request() -> None:
         lambda: hub.fetch(QWEN, "oscar.json", limit=7),
         lambda: hub.root_file("index.json"),
     ):
-        with pytest.raises(MalformedFile) as caught:
+        with pytest.raises(errors.MalformedFile) as caught:
             call()
         assert caught.value.reason == "file.size"
     assert source.asked == ["resolve None", "listing"]
     assert hub.fetch(QWEN, "oscar.json", limit=8)
-    with pytest.raises(MalformedFile):  # from the cache too
+    with pytest.raises(errors.MalformedFile):  # from the cache too
         hub.fetch(QWEN, "oscar.json", limit=7)
 
 
@@ -198,7 +189,7 @@ def test_other_content_is_fetched_once_more_and_then_refused(name: str, lie: str
     assert FakeHub(source).fetch(QWEN, name, limit=1 << 20) == FILES[path]
     assert source.asked.count(f"read {path}") == 2
     source = Repository({NEW: dict(FILES)}, NEW, lie=wrong)
-    with pytest.raises((DigestMismatchError, MalformedFile), match=words):
+    with pytest.raises((errors.DigestMismatchError, errors.MalformedFile), match=words):
         FakeHub(source).fetch(QWEN, name, limit=1 << 20)
     assert source.asked.count(f"read {path}") == 2
 
@@ -209,7 +200,7 @@ def test_refused_metadata_is_not_kept() -> None:
         lambda: FakeHub(source).fetch(QWEN, "oscar.json", limit=99),
         lambda: FakeHub(source).root_file("README.md"),
     ):
-        with pytest.raises(DigestMismatchError, match="git oid"):
+        with pytest.raises(errors.DigestMismatchError, match="git oid"):
             read()
         source.lies = 0
         assert read()
@@ -237,7 +228,7 @@ def test_a_version_is_never_sent_again_to_where_the_change_starts(artifact: Arti
     source = Repository({OLD: dict(FILES), NEW: {"index.json": b"{}"}}, NEW)
     hub = FakeHub(source)
     assert hub.artifacts() == ()
-    with pytest.raises(StaleRevision):
+    with pytest.raises(errors.StaleRevision):
         hub.commit(change(artifact, parent=OLD))
     assert source.changes == []
     hub.commit(change(artifact, parent=NEW))
@@ -245,6 +236,6 @@ def test_a_version_is_never_sent_again_to_where_the_change_starts(artifact: Arti
 
 def test_a_view_of_a_revision_is_not_published_to() -> None:
     source = Repository()
-    with pytest.raises(UsageError, match="hf:org/name@main is a view") as caught:
+    with pytest.raises(errors.UsageError, match="hf:org/name@main is a view") as caught:
         FakeHub(source, revision="main").commit(change())
     assert (source.changes, caught.value.hint) == ([], "publish to hf:org/name")

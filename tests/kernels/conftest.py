@@ -1,8 +1,6 @@
 """Kernels are interpreted where there is no GPU, and every test draws the same numbers each
 time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

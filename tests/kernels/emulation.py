@@ -1,7 +1,5 @@
 """CUDA C++ of a kernel as a shared library for the CPU, where g++ is."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

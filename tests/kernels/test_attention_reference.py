@@ -1,8 +1,6 @@
 """The reference attention against a loop over tokens and heads, written a second time from the
 rules of `cache`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -74,9 +72,7 @@ TREE = [[0], [0, 1], [0, 2], [0, 2, 3], [0, 1, 4]]
 
 @pytest.mark.parametrize("chain", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 6), (0, 5), (9, 5)], ids=str)
-def test_a_draft_is_the_last_token_of_a_decode_step_over_its_ancestors(
-    chain: bool, sizes: tuple[int, int]
-) -> None:
+def test_a_draft_is_the_last_of_a_step_over_ancestors(chain: bool, sizes: tuple[int, int]) -> None:
     lengths, count = [5, 8, 0, 12, 40], len(TREE)
     filling = random_cache(
         lengths, SPEC, sink=sizes[0], recent=sizes[1], drafts=count, sink_from=0, ring_start=0
@@ -134,10 +130,8 @@ def test_extend_is_decode_over_a_growing_exact_tail() -> None:
 
 
 def test_an_empty_request_gets_zeros() -> None:
-    filling = random_cache([0, 2], SPEC, sink=2, recent=4)
-    got = reference.decode_attention(
-        torch.randn(2, 4, 16), filling.cache, filling.batch, sm_scale=1.0
-    )
+    made = random_cache([0, 2], SPEC, sink=2, recent=4)
+    got = reference.decode_attention(torch.randn(2, 4, 16), made.cache, made.batch, sm_scale=1.0)
     assert not got[0].any() and got[1].isfinite().all()
 
 

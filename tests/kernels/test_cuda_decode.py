@@ -1,8 +1,6 @@
 """The CUDA decode kernel, drafts included: compilation anywhere NVRTC is, refusals anywhere, and
 numbers on a GPU against float64."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess
@@ -64,9 +62,7 @@ def test_source_compiles_without_a_gpu_and_is_kept(
 
 
 @pytest.mark.parametrize(("group", "drafts"), [(4, 4), (1, 7), (16, 2), (8, 8)])
-def test_variants_for_drafts_compile_and_spill_no_registers(
-    group: int, drafts: int, compiler: Path
-) -> None:
+def test_variants_for_drafts_spill_no_registers(group: int, drafts: int, compiler: Path) -> None:
     triton = pytest.importorskip("triton")
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     made = variant(group=group, whole=True, drafts=drafts)
@@ -92,9 +88,7 @@ def test_a_broken_source_raises_the_compilers_words(compiler: Path) -> None:
     variant(256, 4, 8, 1, (4, 4)),
     variant(128, 4, 8, 4, (4, 2)),
 ], ids=str)  # fmt: skip
-def test_stages_fit_into_the_shared_memory_of_a_block(
-    made: variants.AttentionVariant, shared: int
-) -> None:
+def test_stages_fit_into_the_memory_of_blocks(made: variants.AttentionVariant, shared: int) -> None:
     def room(stages: int) -> int:
         tiles = dataclasses.replace(made.tiles, stages=stages)
         used = variants.ring_bytes(dataclasses.replace(made, tiles=tiles).flags)
@@ -177,16 +171,14 @@ INT64 = torch.zeros(2, dtype=torch.int64)
 def test_refusals_name_what_was_seen(change: dict[str, Any], words: str) -> None:
     given = {"count": 0, "heads": 4, "head_dim": 128, "ring_rows": 71, "dtype": HALF} | change
     spec, count = QuantSpec(given["head_dim"], given["head_dim"]), given["count"]
-    filling = random_cache(
-        [50], spec, drafts=32, recent=40, ring_rows=given["ring_rows"], dtype=HALF
-    )
+    made = random_cache([50], spec, drafts=32, recent=40, ring_rows=given["ring_rows"], dtype=HALF)
     tokens = given.get("tokens", max(1, count))
     query = torch.zeros(tokens, given["heads"], given["head_dim"], dtype=given["dtype"])
     batch = dataclasses.replace(
-        filling.batch, kv_indices=given.get("kv_indices", filling.batch.kv_indices)
+        made.batch, kv_indices=given.get("kv_indices", made.batch.kv_indices)
     )
     drafts = Drafts(count, given.get("mask")) if count else None
-    assert words in (cuda.unsupported(query, filling.cache, batch, drafts) or "nothing")
+    assert words in (cuda.unsupported(query, made.cache, batch, drafts) or "nothing")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The CUDA decode kernel, run by an emulator where g++ is, against plain torch in float64."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from dataclasses import replace
@@ -181,9 +179,7 @@ def test_the_transform_of_values_is_undone(emulator: Emulator) -> None:
 @pytest.mark.parametrize(("nodes", "options"), [
     (11, {"group": 3}), (8, {"group": 8, "heads": 1, "head_dim": 256}),
 ], ids=["33 rows", "64 rows of 256"])  # fmt: skip
-def test_rows_of_more_than_two_warps(
-    emulator: Emulator, nodes: int, options: dict[str, Any]
-) -> None:
+def test_rows_of_over_two_warps(emulator: Emulator, nodes: int, options: dict[str, Any]) -> None:
     lengths = (0, 17, 73, 150)
     assert_right(emulator, job(nodes, tree=True, starts=0, lengths=lengths, **options))
 
@@ -271,9 +267,7 @@ def test_the_beginning_of_a_segment_counts_as_tiles(
     assert_as_good_as_torch(out, case.expected, [case.query])
 
 
-def test_token_groups_without_room_to_merge(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_without_room_to_merge(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chips with 99 KB of shared memory: each token group leaves a result of its own."""
     monkeypatch.setitem(globals(), "SHARED", 99 << 10)
     narrow = job(group=16, heads=1, lengths=(300, 40), starts=0)

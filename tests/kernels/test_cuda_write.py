@@ -1,7 +1,5 @@
 """The CUDA write kernel: its parameters, compiled where NVRTC is, and on a GPU."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from dataclasses import replace
@@ -235,9 +233,7 @@ def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> Non
 @pytest.mark.gpu
 @pytest.mark.parametrize("prefix_stable", [False, True])
 @pytest.mark.parametrize("tiles", tuning.VARIANTS, ids=str)
-def test_attention_right_behind_a_write_sees_it(
-    tiles: tuning.CudaTiles, prefix_stable: bool
-) -> None:
+def test_attention_behind_a_write_sees_it(tiles: tuning.CudaTiles, prefix_stable: bool) -> None:
     """Attention may start while the write runs; it must wait for the ring rows and the query.
 
     With `prefix_stable` only the newest token is written, as in a decode step.

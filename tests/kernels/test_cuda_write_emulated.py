@@ -1,7 +1,5 @@
 """The CUDA write kernel, run by an emulator where g++ is."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable
@@ -139,9 +137,7 @@ def test_rows_of_256_are_written_as_the_reference_writes_them(
 
 
 @EITHER
-def test_the_emulated_kernel_writes_a_ring_that_is_larger_than_its_window(
-    build: Any, step: bool
-) -> None:
+def test_the_emulated_kernel_writes_a_ring_larger_than_its_window(build: Any, step: bool) -> None:
     job = bfloat16_job(*PLAIN, tokens=60, sink=3, recent=5, ring_rows=9)
     assert_same(Emulated(build, step=step), job, **EXACT)
 
@@ -190,9 +186,7 @@ def strange_rows(dim: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("k_spec", "v_spec"), [case[:2] for case in CASES[1:]], ids=str)
-def test_the_clip_is_the_exact_order_statistic(
-    build: Any, k_spec: QuantSpec, v_spec: QuantSpec
-) -> None:
+def test_clips_are_exact_order_statistics(build: Any, k_spec: QuantSpec, v_spec: QuantSpec) -> None:
     library = build(cuda.WriteVariant(k_spec, v_spec, LONG, warpgroups=2))
     message = ctypes.create_string_buffer(201)
     for spec, value in ((k_spec, False), (v_spec, True)):
@@ -231,9 +225,8 @@ def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool, wid
         low, high = clipped.amin(-1, keepdim=True), clipped.amax(-1, keepdim=True)
         exact = (spec.levels - 1) * (clipped - low) / (high - low).clamp_min(1e-8) + 0.5
         differ = codes != expected
-        assert ((exact - exact.round()).abs()[differ] < 4e-7 * spec.levels).all() and (
-            codes - expected
-        ).abs().max() <= 1
+        assert ((exact - exact.round()).abs()[differ] < 4e-7 * spec.levels).all()
+        assert (codes - expected).abs().max() <= 1
         whole = (x == x.round()).all(-1) & (x.abs() < 8).all(-1)
         assert whole.sum() > 60 and not differ[whole].any()
 

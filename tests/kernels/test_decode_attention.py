@@ -1,8 +1,6 @@
 """Split-KV attention with Triton against the reference: on a GPU where there is one, else
 interpreted in float32."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -101,10 +99,8 @@ def check_drafts(
     lengths: list[int], *, group: int, count: int = DRAFTS, tree: bool = True, **cache: int
 ) -> None:
     k_spec, v_spec = QuantSpec(32, 32, 0.96), QuantSpec(16, 16)
-    filling = random_cache(
-        lengths, k_spec, v_spec, drafts=count, dtype=DTYPE, device=DEVICE, **cache
-    )
-    heads, tokens = filling.cache.num_kv_heads * group, len(lengths) * count
+    made = random_cache(lengths, k_spec, v_spec, drafts=count, dtype=DTYPE, device=DEVICE, **cache)
+    heads, tokens = made.cache.num_kv_heads * group, len(lengths) * count
     query = torch.randn(tokens, heads, 32, device=DEVICE, dtype=DTYPE)
     options = {
         "sm_scale": 0.2,
@@ -112,7 +108,7 @@ def check_drafts(
         "sink_logits": torch.randn(tokens, heads, device=DEVICE),
         "drafts": Drafts(count, random_trees(len(lengths), count, DEVICE) if tree else None),
     }
-    got = assert_right(filling, query, options)
+    got = assert_right(made, query, options)
     empty = [i for i, length in enumerate(lengths) if not length]
     assert not got.unflatten(0, (-1, count))[empty].any()
 
@@ -247,15 +243,13 @@ def test_a_poisoned_workspace_serves_every_batch_it_was_made_for() -> None:
 
 def test_query_and_out_may_be_slices() -> None:
     spec = QuantSpec(16, 16)
-    filling = random_cache([30, 9], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
+    made = random_cache([30, 9], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
     wide, target = (torch.randn(2, 8, 16, device=DEVICE, dtype=DTYPE) for _ in range(2))
     kept = target.clone()
     got = launcher.decode_attention(
-        wide[:, 2:6], filling.cache, filling.batch, sm_scale=0.2, out=target[:, 1:5]
+        wide[:, 2:6], made.cache, made.batch, sm_scale=0.2, out=target[:, 1:5]
     )
-    want = reference.decode_attention(
-        wide[:, 2:6].double(), filling.cache, filling.batch, sm_scale=0.2
-    )
+    want = reference.decode_attention(wide[:, 2:6].double(), made.cache, made.batch, sm_scale=0.2)
     assert (got - want).abs().max() < (0.05 if ON_GPU else 1e-5)
     assert torch.equal(target[:, 5:], kept[:, 5:]) and torch.equal(target[:, :1], kept[:, :1])
 
@@ -302,10 +296,8 @@ def test_offsets_beyond_32_bits() -> None:
 @pytest.mark.gpu
 def test_a_cuda_graph_follows_new_lengths() -> None:
     spec = QuantSpec(128, 128, 0.96)
-    filling = random_cache(
-        [5000, 700], spec, num_kv_heads=8, sink_from=0, dtype=DTYPE, device=DEVICE
-    )
-    cache, batch = filling.cache, filling.batch
+    made = random_cache([5000, 700], spec, num_kv_heads=8, sink_from=0, dtype=DTYPE, device=DEVICE)
+    cache, batch = made.cache, made.batch
     query = torch.randn(2, 32, 128, device=DEVICE, dtype=DTYPE)
     workspace = Workspace(torch.empty(launcher.decode_workspace_numel(cache, 32, 2), device=DEVICE))
     out = torch.empty_like(query)

@@ -1,7 +1,5 @@
 """Which path decode attention takes, and what it says about it."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -45,20 +43,16 @@ def test_both_paths_are_right_in_one_workspace(
     head_dim: int, learned_sinks: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    filling = random_cache(
+    made = random_cache(
         [1000, 3, 400], QuantSpec(head_dim, head_dim), dtype=torch.bfloat16, device="cuda"
     )
     query = torch.randn(3, 8, head_dim, device="cuda").bfloat16()
-    workspace = Workspace.allocate(dispatch.decode_workspace_numel(filling.cache, 8, 3), "cuda")
+    workspace = Workspace.allocate(dispatch.decode_workspace_numel(made.cache, 8, 3), "cuda")
     sinks = torch.randn(8, device="cuda").expand(3, -1) if learned_sinks else None
     options = {"sm_scale": 0.1, "sink_logits": sinks}
-    out = dispatch.decode_attention(
-        query, filling.cache, filling.batch, workspace=workspace, **options
-    )
+    out = dispatch.decode_attention(query, made.cache, made.batch, workspace=workspace, **options)
     assert_as_good_as_torch(
-        out,
-        lambda q: reference.decode_attention(q, filling.cache, filling.batch, **options),
-        [query],
+        out, lambda q: reference.decode_attention(q, made.cache, made.batch, **options), [query]
     )
     assert len(told(caplog)) == (head_dim == 96)
 

@@ -1,8 +1,6 @@
 """Short extends with Triton against the reference: on a GPU where there is one, else interpreted in
 float32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -103,9 +101,7 @@ def test_random_shapes(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("rows", "warps"), [(32, 1), (64, 4), (128, 4)])
-def test_any_number_of_query_rows_in_a_program(
-    rows: int, warps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_query_rows(rows: int, warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def tiles(*, group: int, **_: int) -> tuning.AttentionTiles:
         return tuning.AttentionTiles(2, 1, 64, 16, rows, rows // group, warps, 2)
 
@@ -117,16 +113,14 @@ def test_any_number_of_query_rows_in_a_program(
 
 def test_a_workspace_of_the_announced_size_is_enough() -> None:
     spec = QuantSpec(16, 16)
-    filling = random_cache([20, 9, 5], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
-    workspace = Workspace.allocate(launcher.extend_workspace_numel(filling.cache, 4, 9), DEVICE)
+    made = random_cache([20, 9, 5], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
+    workspace = Workspace.allocate(launcher.extend_workspace_numel(made.cache, 4, 9), DEVICE)
     query, key, value = (torch.randn(9, h, 16, device=DEVICE, dtype=DTYPE) for h in (4, 2, 2))
     for qo_indptr in ([0, 9], [0, 3, 9], [0, 1, 2, 9]):
         poison(workspace.scratch)
         bounds = torch.tensor(qo_indptr, device=DEVICE)
         options = {"qo_indptr": bounds, "sm_scale": 0.2, "workspace": workspace}
-        got, _ = launcher.extend_attention(
-            query, key, value, filling.cache, filling.batch, **options
-        )
+        got, _ = launcher.extend_attention(query, key, value, made.cache, made.batch, **options)
         assert got.isfinite().all()
 
 

@@ -1,7 +1,5 @@
 """Prefix materialisation against its reference: equal values, and no row beyond them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """The write kernel against its reference: bytes equal but for counted ties, and nothing else
 touched."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Decode attention over latents (MLA) with Triton against the reference: on a GPU where there is
 one, else interpreted in float32."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,8 +1,6 @@
 """NVRTC: the folder of compiled kernels (private, keyed by everything, able to lose or damage a
 file, shared by processes that want the same code at once), and compiling before a launch."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -192,9 +190,7 @@ def test_a_killed_process_is_no_reason_to_wait() -> None:
     assert ahead.compile_all([Killed()], 1) == ["a process that compiles was killed"]
 
 
-def test_nobody_compiles_again_what_was_compiled_ahead(
-    compiler: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_compiled_ahead_is_used(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = builds()[0]
     ahead.compile_all([good], 1)
 

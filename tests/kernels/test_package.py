@@ -1,8 +1,6 @@
 """The package: its names are there without torch, an op has the signature of its definition, and
 Triton kernels compile for a GPU that is not here, beside SGLang too."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """The quantizer against its rules written a second time, value by value in plain Python."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Packing slots and committing drafts of a tree: what is copied, what is left alone, and kernels
 against their references."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

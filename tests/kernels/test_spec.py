@@ -1,7 +1,5 @@
 """The specification of a row: clip index, groups, bytes, and what is refused."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest
@@ -49,9 +47,7 @@ def test_bytes_of_a_row(spec: QuantSpec, codes: int, scales: int) -> None:
 @pytest.mark.parametrize(
     ("group_size", "of_k", "of_v"), [(192, 192, 128), (128, 96, 128), (96, 96, 64), (64, 48, 64)]
 )
-def test_rows_of_two_widths_get_groups_of_about_one_size(
-    group_size: int, of_k: int, of_v: int
-) -> None:
+def test_rows_of_two_widths_get_groups_of_near_sizes(group_size: int, of_k: int, of_v: int) -> None:
     check_group_size((192, 128), group_size)
     assert group_channels(192, group_size) == of_k
     assert group_channels(128, group_size) == of_v

@@ -3,8 +3,6 @@
 Run as a program, `python tests/lint/test_budget.py`, it prints what each has now, as such rows.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

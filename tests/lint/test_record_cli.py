@@ -1,7 +1,5 @@
 """The recorder in contrib/ keeps what commands answer and finds what changed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

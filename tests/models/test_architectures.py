@@ -1,8 +1,6 @@
 """Every architecture that people serve: our attention is the model's own, and what cannot be
 computed is said from `config.json` alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

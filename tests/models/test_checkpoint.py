@@ -1,8 +1,6 @@
 """Weights from files: what transformers would have made of them, float8 included, and what is
 refused before."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -20,9 +18,7 @@ from oscar_zoo.models.loading import load_model
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
     mine, theirs = (dict(model.state_dict()) for model in (one, other))
-    return mine.keys() == theirs.keys() and all(
-        torch.equal(mine[name], theirs[name]) for name in mine
-    )
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen3Moe", "Qwen3Next"])
@@ -71,9 +67,7 @@ def test_unread_weights_that_were_changed_are_known_no_more() -> None:
 @pytest.mark.parametrize(
     ("family", "block"), [(None, (128, 128)), (None, (96, 40)), ("Qwen3Moe", (16, 16))], ids=str
 )
-def test_float8_blocks_are_dequantized_on_load(
-    family: str | None, block: tuple[int, int], tmp_path: Path
-) -> None:
+def test_float8_is_dequantized(family: str | None, block: tuple[int, int], tmp_path: Path) -> None:
     """704 rows and 256 columns of the example: the last blocks are ragged. Experts are dequantized
     before they are joined."""
     source = EXAMPLE if family is None else save_model(tmp_path / "model", family)
@@ -143,9 +137,7 @@ def test_a_broken_checkpoint_is_one_line(broken: str, tmp_path: Path) -> None:
     ("size", "said"),
     [([64, 64], r"has shape \[2, 6\], blocks of 64 x 64"), ([0], "weight_block_size")],
 )
-def test_float8_that_contradicts_its_configuration_is_refused(
-    size: list[int], said: str, tmp_path: Path
-) -> None:
+def test_contradictory_float8_is_refused(size: list[int], said: str, tmp_path: Path) -> None:
     folder, _ = float8_pair(EXAMPLE, tmp_path)
     config = json.loads((folder / "config.json").read_bytes())["quantization_config"]
     change_config(folder, quantization_config=config | {"weight_block_size": size})

@@ -1,8 +1,6 @@
 """Model types whose head size follows from two numbers of the file: transformers, which takes
 seconds to import, is not asked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A stranger's model folder chooses no code: not by its attention, its tokenizer or its modules."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -102,9 +100,7 @@ def test_names_of_real_models_pass(tmp_path: Path, key: str, names: str) -> None
         refuse_chosen_code(tmp_path, "a")
 
 
-def test_a_server_can_import_no_code_of_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_import_no_code_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang asks transformers for such modules without a look at `--trust-remote-code`."""
     from transformers import dynamic_module_utils
 

@@ -1,7 +1,5 @@
 """GPUs as a real executable called nvidia-smi names them, and what follows for a server."""
 
-from __future__ import annotations
-
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -63,16 +61,12 @@ def test_compute_capabilities_come_from_the_driver(
         ("MIG-aa/1/0", [0, 1]),
     ],
 )
-def test_which_of_them_a_server_sees(
-    machine: dict[str, str], variable: str | None, seen: list[int]
-) -> None:
+def test_what_a_server_sees(machine: dict[str, str], variable: str | None, seen: list[int]) -> None:
     environ = machine if variable is None else machine | {"CUDA_VISIBLE_DEVICES": variable}
     assert [gpu.index for gpu in hardware.visible(hardware.gpus(machine), environ)] == seen
 
 
-def test_the_device_when_nobody_chose_one(
-    machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_when_nobody_chose(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware.default_device(machine) == "cuda"
     assert hardware.default_device(machine | {"CUDA_VISIBLE_DEVICES": ""}) == "cpu"
     assert hardware.default_device({"PATH": "/nowhere"}) == "cpu"
@@ -97,10 +91,8 @@ def test_a_gpu_that_is_not_there(machine: dict[str, str], monkeypatch: pytest.Mo
 def test_what_is_no_device(name: str) -> None:
     with pytest.raises(UsageError, match="is not a device"):
         hardware.parse_device(name)
-    assert hardware.parse_device("cuda:3") == ("cuda", 3) and hardware.parse_device("cpu") == (
-        "cpu",
-        0,
-    )
+    assert hardware.parse_device("cuda:3") == ("cuda", 3)
+    assert hardware.parse_device("cpu") == ("cpu", 0)
 
 
 def test_one_look_asks_once(machine: dict[str, str]) -> None:

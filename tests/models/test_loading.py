@@ -1,7 +1,5 @@
 """Loading: what a configuration says, what is refused, and the tap in the attention."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -101,9 +99,7 @@ def test_damaged_and_partial_weights_are_refused(tmp_path: Path) -> None:
         load_model(str(folder))
 
 
-def test_what_contradicts_the_configuration_is_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_contradictions_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InvalidModel, match="multiple of num_kv_heads"):
         inspect_model(with_config(tmp_path / "heads", num_attention_heads=5))
     folder = shutil.copytree(EXAMPLE, tmp_path / "model")
@@ -166,9 +162,7 @@ def test_the_scope_is_left_when_the_body_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("free", "inside"), [(1 << 40, torch.float32), (1 << 10, torch.bfloat16)])
-def test_a_model_computes_in_float32_for_a_while_where_memory_allows(
-    free: int, inside: torch.dtype
-) -> None:
+def test_a_model_computes_in_float32_where_memory_allows(free: int, inside: torch.dtype) -> None:
     ids = torch.arange(3, 90)[None]
     model = load_model(str(EXAMPLE), dtype="bfloat16")
     with torch.inference_mode():

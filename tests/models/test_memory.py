@@ -1,7 +1,5 @@
 """A model that is larger than its device is said in one line, before a weight is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -34,9 +32,7 @@ def machine(
     return available_ram(proc, cgroup)
 
 
-def test_the_narrowest_control_group_counts_and_file_pages_can_be_given_back(
-    tmp_path: Path,
-) -> None:
+def test_the_narrowest_control_group_counts_and_file_pages_are_given_back(tmp_path: Path) -> None:
     groups: dict[str, dict[str, object]] = {
         "": {"memory.stat": "file 1"},
         "a": {
@@ -57,9 +53,7 @@ def test_control_groups_of_the_first_version_count(tmp_path: Path) -> None:
     assert machine(tmp_path, 4096, groups, own="3:cpu,memory:/a\n1:name=systemd:/x\n") == 750_000
 
 
-def test_a_model_that_does_not_fit_is_refused_before_weights_are_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_that_does_not_fit_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("weights were read")
 

@@ -1,7 +1,5 @@
 """A hub that cannot be reached is found out once, quickly and quietly."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

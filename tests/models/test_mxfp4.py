@@ -1,7 +1,5 @@
 """gpt-oss as it is published: experts in MXFP4, read as the bfloat16 weights they stand for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """A `config.json` in the spelling of newer releases of transformers (5.15 to 5.23) has the geometry
 that it has in the older spelling, and what the installed release misreads is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

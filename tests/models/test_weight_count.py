@@ -1,7 +1,5 @@
 """The size of weights: counted at their bits from a `config.json` alone, and of files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -13,11 +11,6 @@ from oscar_zoo.models.weight_count import weights_of_config
 from oscar_zoo.models.weight_files import INDEX, stored_weights
 
 MODELS = Path(__file__).parents[2] / "docs/figures/models"
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 N = 1024 * 4096
@@ -117,9 +110,7 @@ def test_weights_in_an_unknown_format_have_no_known_size(
         (("a.safetensors", "c.safetensors"), 2000),
     ],
 )
-def test_files_that_are_stored_twice_count_once(
-    tmp_path: Path, files: tuple[str, ...], size: int
-) -> None:
+def test_files_stored_twice_count_once(tmp_path: Path, files: tuple[str, ...], size: int) -> None:
     for name in files:
         (tmp_path / name).write_bytes(bytes(1000))
     if INDEX in files:

@@ -1,7 +1,5 @@
 """Damaged weights are known from headers and sizes, whichever file has the damage."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The geometry of every recipe is what this package reads from a configuration of that model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,5 @@ from oscar_zoo.registry.recipe import ModelRecipe
 
 
 @pytest.mark.parametrize("recipe", Catalog.packaged().recipes(), ids=lambda recipe: recipe.name)
-def test_a_configuration_of_the_model_gives_the_geometry_of_its_recipe(
-    recipe: ModelRecipe, tmp_path: Path
-) -> None:
+def test_a_configuration_has_the_geometry_of_a_recipe(recipe: ModelRecipe, tmp_path: Path) -> None:
     assert inspect_model(str(write_config(tmp_path, recipe))).geometry == recipe.geometry

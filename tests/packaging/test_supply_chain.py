@@ -1,7 +1,5 @@
 """What a release is made of is pinned, and comes from one place."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

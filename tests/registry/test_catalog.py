@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from importlib import resources
 
 import pytest
@@ -35,9 +33,7 @@ def test_a_model_is_found_by_name_and_hub_id_in_any_case(catalog: Catalog, name:
         ("nemotron-nano", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     ],
 )
-def test_a_near_miss_names_the_model_that_was_meant(
-    catalog: Catalog, typed: str, meant: str
-) -> None:
+def test_near_misses_name_the_model_meant(catalog: Catalog, typed: str, meant: str) -> None:
     assert catalog.recipe(typed) is None
     assert meant in catalog.close_matches(typed)
 
@@ -121,18 +117,14 @@ def test_the_schema_file_is_current() -> None:
         ("GLM-4.", {"GLM-4.5", "GLM-4.6", "GLM-4.7"}),
     ],
 )
-def test_a_family_is_named_whole_or_by_its_beginning(
-    catalog: Catalog, name: str, families: set[str]
-) -> None:
+def test_families_are_named_by_beginnings(catalog: Catalog, name: str, families: set[str]) -> None:
     assert {recipe.family for recipe in catalog.of_family(name)} == families
 
 
 @pytest.mark.parametrize(
     ("name", "meant"), [("gema", "Gemma-3"), ("qwen-3.5", "Qwen3.5"), ("", None), ("zzzzzz", None)]
 )
-def test_an_unknown_family_brings_near_ones_or_all(
-    catalog: Catalog, name: str, meant: str | None
-) -> None:
+def test_unknown_families_bring_near_ones(catalog: Catalog, name: str, meant: str | None) -> None:
     with pytest.raises(UsageError) as caught:
         catalog.of_family(name)
     if meant is not None:

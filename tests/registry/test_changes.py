@@ -1,8 +1,6 @@
 """Against other writers, lost replies and failing tags: `publish` on real folder hubs that
 misbehave in between."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +9,7 @@ from hub_uses import HARD, publish, put_version
 from scripted_hub import ScriptedHub, after, index_of, lose_reply, lose_reply_and_die, lose_request
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files, write_folder
 
-from oscar_zoo.errors import (
-    ConflictError,
-    DigestMismatchError,
-    Forbidden,
-    HubUnreachable,
-    NetworkError,
-    StaleRevision,
-    VersionExists,
-)
+from oscar_zoo import errors
 from oscar_zoo.registry import changes
 from oscar_zoo.registry.hubs.base import Change
 from oscar_zoo.registry.hubs.local import LocalHub
@@ -38,9 +28,7 @@ def other_version(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "other", artifact_files(artifact="tiny-qwen3-hard/other"))
 
 
-def test_one_publish_is_one_commit_and_one_tag_without_a_slash(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_one_publish_is_one_commit_and_a_tag_without_a_slash(tmp_path: Path, folder: Path) -> None:
     hub = ScriptedHub(tmp_path / "hub")
     result = publish(folder, hub)
     (change,) = hub.commits
@@ -72,7 +60,7 @@ def test_the_same_version_published_in_between_is_success(tmp_path: Path, folder
 
 def test_another_version_of_the_id_published_in_between_wins(tmp_path: Path, folder: Path) -> None:
     hub = meanwhile(tmp_path, write_folder(tmp_path / "rival", artifact_files(seed=1)))
-    with pytest.raises(VersionExists):
+    with pytest.raises(errors.VersionExists):
         publish(folder, hub)
     assert hub.fetch(HARD, K_NAME, limit=1 << 20) == artifact_files(seed=1)[K_NAME]
 
@@ -86,7 +74,7 @@ def test_a_hub_that_never_stands_still_is_given_up(tmp_path: Path, folder: Path)
         target.commit(Change(None, {}, root, target.revision, "busy"))
 
     hub = ScriptedHub(tmp_path / "hub", *[after(elsewhere)] * 9)
-    with pytest.raises(StaleRevision):
+    with pytest.raises(errors.StaleRevision):
         publish(folder, hub)
     assert len(hub.commits) == changes.ATTEMPTS
     assert hub.folder.artifacts() == ()
@@ -105,16 +93,14 @@ def test_a_lost_request_is_sent_again_but_not_for_ever(tmp_path: Path, folder: P
     assert not publish(folder, hub).already_published
     assert (len(hub.commits), index_of(hub).serial) == (1, 1)
     hub = ScriptedHub(tmp_path / "two", *[lose_request] * 9)
-    with pytest.raises(HubUnreachable):
+    with pytest.raises(errors.HubUnreachable):
         publish(folder, hub)
     assert len(hub.events) == 9 - changes.ATTEMPTS
 
 
-def test_a_reply_that_stays_lost_is_said_to_be_unknown_and_can_be_repeated(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_lost_reply_is_unknown_and_can_be_repeated(tmp_path: Path, folder: Path) -> None:
     hub = ScriptedHub(tmp_path / "hub", lose_reply_and_die)
-    with pytest.raises(NetworkError, match="not known whether") as caught:
+    with pytest.raises(errors.NetworkError, match="not known whether") as caught:
         publish(folder, hub)
     assert "safe" in (caught.value.hint or "") and "org/zoo" in caught.value.message
     hub.down = None
@@ -123,25 +109,21 @@ def test_a_reply_that_stays_lost_is_said_to_be_unknown_and_can_be_repeated(
     assert len(hub.commits) == 1
 
 
-def test_a_hub_that_is_down_from_the_start_is_not_said_to_be_unknown(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_hub_down_from_the_start_is_not_said_to_be_unknown(tmp_path: Path, folder: Path) -> None:
     hub = ScriptedHub(tmp_path / "hub")
-    hub.down = HubUnreachable.for_hub(hub.title, "connection refused")
-    with pytest.raises(HubUnreachable, match="connection refused"):
+    hub.down = errors.HubUnreachable.for_hub(hub.title, "connection refused")
+    with pytest.raises(errors.HubUnreachable, match="connection refused"):
         publish(folder, hub)
 
 
-def test_what_cannot_be_read_back_is_an_error_that_can_be_repeated(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_what_cannot_be_read_back_is_a_repeatable_error(tmp_path: Path, folder: Path) -> None:
     def answers_and_dies(hub: ScriptedHub, change: Change) -> Any:
         commit = hub.write(change)
-        hub.down = HubUnreachable.for_hub(hub.title, "connection refused")
+        hub.down = errors.HubUnreachable.for_hub(hub.title, "connection refused")
         return commit
 
     hub = ScriptedHub(tmp_path / "hub", answers_and_dies)
-    with pytest.raises(NetworkError, match="could not be read back"):
+    with pytest.raises(errors.NetworkError, match="could not be read back"):
         publish(folder, hub)
     hub.down = None
     assert publish(folder, hub).already_published
@@ -154,12 +136,13 @@ def test_a_hub_that_stores_other_bytes_is_caught(tmp_path: Path, folder: Path) -
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         return commit
 
-    with pytest.raises(DigestMismatchError, match=K_NAME):
+    with pytest.raises(errors.DigestMismatchError, match=K_NAME):
         publish(folder, ScriptedHub(tmp_path / "hub", rots))
 
 
 @pytest.mark.parametrize(
-    "refusal", [Forbidden.for_hub("org/zoo", "tagging"), HubUnreachable.for_hub("x", "reset")]
+    "refusal",
+    [errors.Forbidden.for_hub("org/zoo", "tagging"), errors.HubUnreachable.for_hub("x", "reset")],
 )
 def test_a_tag_that_fails_is_a_warning_and_repaired_by_publishing_again(
     tmp_path: Path, folder: Path, refusal: Exception
@@ -174,9 +157,7 @@ def test_a_tag_that_fails_is_a_warning_and_repaired_by_publishing_again(
     assert again.tag == TAG and list(hub.tags) == [TAG]
 
 
-def test_a_tag_of_an_earlier_commit_with_the_same_content_is_right(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_tag_of_an_earlier_commit_with_its_content_is_right(tmp_path: Path, folder: Path) -> None:
     hub = ScriptedHub(tmp_path / "hub")
     first = publish(folder, hub)
     publish(other_version(tmp_path), hub)
@@ -192,6 +173,6 @@ def test_a_tag_of_other_content_is_a_warning(tmp_path: Path, folder: Path) -> No
 
     put_version(LocalHub(tmp_path / "elsewhere", must_exist=False), HARD, artifact_files(seed=1))
     hub = Retagged(tmp_path / "hub")
-    hub.refuse_tag = ConflictError("the tag exists.")
+    hub.refuse_tag = errors.ConflictError("the tag exists.")
     result = publish(folder, hub)
     assert result.tag is None and "other content" in result.warnings[0]

@@ -1,7 +1,5 @@
 """Whatever is wrong with a document, its error has a next step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -86,9 +84,7 @@ def test_what_nothing_needs_goes_and_the_rest_stays(store: Store) -> None:
     record = store.find(ID)
     assert record is not None and store.open(record.digest).files == KEPT
     assert gc(store).removed == ()
-    assert sorted(path.name for path in store.blobs.iterdir()) == sorted(
-        f.sha256 for f in record.files
-    )
+    assert sorted(p.name for p in store.blobs.iterdir()) == sorted(f.sha256 for f in record.files)
 
 
 def test_what_may_be_in_use_stays(store: Store) -> None:
@@ -134,9 +130,7 @@ def test_an_entry_with_a_rotten_record_goes_and_one_of_another_version_stays(sto
 
 
 @pytest.mark.parametrize("why", ["busy", "no locks"])
-def test_without_the_lock_young_blobs_stay(
-    store: Store, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
+def test_unlocked_young_blobs_stay(store: Store, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     store.put(ID, KEPT, source="s")
     for name, seconds in (("0", 0.0), ("1", 7200.0)):
         blob = store.blobs / (name * 64)
@@ -160,9 +154,7 @@ def test_a_store_that_others_can_write_is_left_alone(store: Store) -> None:
     assert disk_use(store.root) == before
 
 
-def test_an_entry_that_came_back_meanwhile_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_that_came_back_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put(ID, KEPT, source="s")
     forget(store, ID)
     listed = os.listdir
@@ -271,8 +263,6 @@ def test_it_runs_beside_processes_that_store_and_open(store: Store, locks: str) 
     finally:
         assert (cleaner.communicate("stop\n", timeout=300)[1], cleaner.returncode) == ("", 0)
     names = {record.id.tag for record in store.installed()}
-    assert names == {
-        f"{role}-{number}" for role in ("a", "b", "c", "shared") for number in range(20)
-    }
+    assert names == {f"{role}-{n}" for role in ("a", "b", "c", "shared") for n in range(20)}
     for record in store.installed():
         assert store.open(record.digest, record.id).files["v.pt"] == record.id.tag.encode()

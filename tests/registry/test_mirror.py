@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +6,9 @@ from hub_uses import HARD, publish, put_version
 from scripted_hub import ScriptedHub, index_of
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import (
-    DigestMismatchError,
-    PathNotFound,
-    UsageError,
-    VerificationFailed,
-    VersionExists,
-)
 from oscar_zoo.registry.hubs.base import Change
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.mirror import MirrorResult, copy_all
@@ -100,7 +92,7 @@ def test_names_choose_versions(
 def test_other_content_on_the_target_is_refused(source: LocalHub, target: LocalHub) -> None:
     put_version(target, HARD, artifact_files(seed=5))
     before = content(target)
-    with pytest.raises(VersionExists, match=str(HARD)):
+    with pytest.raises(errors.VersionExists, match=str(HARD)):
         copy_all(source, target, [HARD.reference])
     assert content(target) == before
 
@@ -110,7 +102,7 @@ def test_what_fails_verification_is_not_written(source: LocalHub, target: LocalH
     swapped = {K_NAME: files[V_NAME], V_NAME: files[V_NAME]}
     swapped[FILE_NAME] = manifest(swapped, artifact="Swapped/tag").to_bytes()
     put_version(source, "Swapped/tag", swapped)
-    with pytest.raises(VerificationFailed, match="Swapped"):
+    with pytest.raises(errors.VerificationFailed, match="Swapped"):
         copy_all(source, target)
     assert [str(a) for a in target.artifacts()] == ["Bare/tag"]
     assert [e.id for e in index_of(target).artifacts] == ["Bare/tag"]
@@ -120,20 +112,18 @@ def test_a_source_that_contradicts_its_index_is_refused(source: LocalHub, target
     changed = artifact_files(seed=6)
     for name, data in changed.items():
         (source.root / str(HARD) / name).write_bytes(data)
-    with pytest.raises(DigestMismatchError, match="index"):
+    with pytest.raises(errors.DigestMismatchError, match="index"):
         copy_all(source, target, [HARD.reference])
     assert not target.root.exists()
 
 
-def test_bytes_that_change_while_they_are_fetched_are_refused(
-    source: LocalHub, target: LocalHub
-) -> None:
+def test_bytes_that_change_while_fetched_are_refused(source: LocalHub, target: LocalHub) -> None:
     class Moving(ScriptedHub):
         def fetch(self, artifact: ArtifactId, path: str, **more: Any) -> bytes:
             data = self.folder.fetch(artifact, path, **more)
             return data[:-1] + b"?" if path == K_NAME else data
 
-    with pytest.raises(DigestMismatchError, match=K_NAME):
+    with pytest.raises(errors.DigestMismatchError, match=K_NAME):
         copy_all(Moving(source.root), target, ["Bare"])
     assert not target.root.exists()
 
@@ -151,16 +141,16 @@ def test_a_target_that_rots_is_caught(source: LocalHub, target: LocalHub, when: 
         spoil()
         return commit
 
-    with pytest.raises(DigestMismatchError, match=V_NAME if when == "at once" else "Bare/tag"):
+    with pytest.raises(
+        errors.DigestMismatchError, match=V_NAME if when == "at once" else "Bare/tag"
+    ):
         if when == "at once":
             copy_all(source, ScriptedHub(target.root, rots), ["Bare"])
         else:
             copy_all(source, target, ["Bare"], told=spoil)
 
 
-def test_a_dry_run_and_a_proposal_leave_the_target_alone(
-    source: LocalHub, target: LocalHub
-) -> None:
+def test_dry_runs_and_proposals_leave_the_target_alone(source: LocalHub, target: LocalHub) -> None:
     dry = copy_all(source, target, dry_run=True)
     assert set(outcomes(dry).values()) == {"would be copied"}
     assert not target.root.exists()
@@ -173,10 +163,8 @@ def test_a_dry_run_and_a_proposal_leave_the_target_alone(
     assert outcomes(again) == {"Bare/tag": "already there", str(HARD): "would be copied"}
 
 
-def test_a_hub_is_not_mirrored_to_itself_and_a_source_must_exist(
-    source: LocalHub, target: LocalHub
-) -> None:
-    with pytest.raises(UsageError, match="itself"):
+def test_a_hub_is_no_mirror_of_itself_or_of_nothing(source: LocalHub, target: LocalHub) -> None:
+    with pytest.raises(errors.UsageError, match="itself"):
         copy_all(source, LocalHub(source.root))
-    with pytest.raises(PathNotFound):
+    with pytest.raises(errors.PathNotFound):
         copy_all(LocalHub(target.root), source)

@@ -1,7 +1,5 @@
 """A version that is stored or locked, and was yanked or deprecated since."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
@@ -74,9 +72,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
-def test_a_remote_hub_is_asked_once_a_day_and_remembered(
-    hub: LocalHub, tmp_path: Path, server: HubServer
-) -> None:
+def test_a_remote_hub_is_asked_once_a_day(hub: LocalHub, tmp_path: Path, server: HubServer) -> None:
     def files() -> dict[str, bytes]:
         paths = [path for path in hub.root.rglob("*") if path.is_file()]
         return {path.relative_to(hub.root).as_posix(): path.read_bytes() for path in paths}

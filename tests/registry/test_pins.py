@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing
@@ -117,19 +115,14 @@ def test_the_lock_of_a_project_is_the_nearest_up_to_its_repository(
     assert PinFile.of_project().path == tmp_path / "project" / LOCK_NAME
 
 
-def test_a_home_folder_and_the_root_are_no_projects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home_and_the_root_are_no_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     (home / ".git").mkdir(parents=True)  # as of people who keep their settings in git
     work = home / "work" / "src"
     work.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
-    assert (
-        project_root(home) is None
-        and project_root(work) is None
-        and project_root(Path("/")) is None
-    )
+    assert project_root(home) is None and project_root(work) is None
+    assert project_root(Path("/")) is None
     for marker in ("pyproject.toml", ".git", ".hg"):
         (home / "work" / marker).touch()
         assert project_root(work) == home / "work" == project_root(home / "work")

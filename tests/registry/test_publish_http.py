@@ -1,8 +1,6 @@
 """Publishing over loopback HTTP with the real clients: what arrives, how often, and what a bad
 network makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,9 +121,7 @@ def test_a_signature_goes_along_and_is_required_of_a_pull(
     assert caught.value.code == "signature.unknown_key"
 
 
-def test_a_commit_of_somebody_else_in_between_is_kept(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
+def test_a_commit_of_others_is_kept(server: HubServer, publisher: Publisher, folder: str) -> None:
     repo = server.repository("org/zoo")
     server.fault(
         "move",
@@ -152,9 +148,7 @@ def test_a_proposal_becomes_a_version_when_it_is_merged(
     assert (merged["already_published"], merged["tag"], len(repo.commits)) == (True, TAG, 2)
 
 
-def test_without_the_right_to_write_nothing_is_written(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
+def test_writing_needs_the_right_to(server: HubServer, publisher: Publisher, folder: str) -> None:
     repo = server.repository("org/zoo")
     repo.write_token = "hf_owner"
     assert publisher.do("publish", folder=folder, hub=HUB)["error"].startswith("access")

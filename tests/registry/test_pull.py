@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 
@@ -8,17 +6,11 @@ from hub_uses import HARD, hub_with, pull, put_version
 from scripted_hub import Injection, killed_at, raise_error
 from tiny_artifacts import K_NAME, TINY, V_NAME, ZOO, artifact_files, payload, rotation
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import DigestMismatch, Rejected
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.errors import (
-    DigestMismatchError,
-    IntegrityError,
-    MalformedFile,
-    StorageError,
-    VerificationFailed,
-)
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs.base import HubFile, Progress
 from oscar_zoo.registry.hubs.local import LocalHub
@@ -29,9 +21,7 @@ from oscar_zoo.registry.trust import Trust
 NAME = HARD.model
 
 
-def test_pull_stores_exactly_the_hubs_bytes_and_fetches_them_once(
-    tmp_path: Path, store: Store
-) -> None:
+def test_pull_stores_the_hubs_bytes_and_fetches_them_once(tmp_path: Path, store: Store) -> None:
     files, seen = artifact_files(), list[str]()
     hub = hub_with(tmp_path / "hub", files)
     result = pull("TINY-qwen3-hard", hub, store, progress=lambda path, *_: seen.append(path))
@@ -70,20 +60,18 @@ def test_a_rotten_entry_names_the_hub_it_came_from_where_others_were_asked(
     other = LocalHub(tmp_path / "other")
     again = f"oscar-zoo pull {HARD.reference} --hub 'file:{tmp_path}/the hub'"
     trust = Trust(lock=lock if locked else None)
-    with pytest.raises(DigestMismatchError, match=K_NAME) as info:
+    with pytest.raises(errors.DigestMismatchError, match=K_NAME) as info:
         pull(NAME, other, store, trust=trust)
     assert again in str(info.value.hint)
-    with pytest.raises(DigestMismatchError) as info:
+    with pytest.raises(errors.DigestMismatchError) as info:
         pull(NAME, (), store, trust=trust, offline=True)
     assert again in str(info.value.hint)
 
 
-def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(
-    tmp_path: Path, store: Store
-) -> None:
+def test_other_bytes_under_one_id_are_an_error_of_2_digests(tmp_path: Path, store: Store) -> None:
     old = pull(NAME, hub_with(tmp_path / "one", artifact_files()), store).artifact.record
     hub = hub_with(tmp_path / "two", artifact_files(seed=1))
-    with pytest.raises(DigestMismatchError) as caught:
+    with pytest.raises(errors.DigestMismatchError) as caught:
         pull(NAME, hub, store)
     new = pull(NAME, hub, store, trust=Trust(accept_new=True)).artifact
     assert old.digest in caught.value.message and new.record.digest in caught.value.message
@@ -92,16 +80,14 @@ def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_rotten_entry_still_says_what_the_hub_must_offer(
-    tmp_path: Path, store: Store, listed: bool
-) -> None:
+def test_a_rotten_entry_says_what_a_hub_must_do(tmp_path: Path, store: Store, listed: bool) -> None:
     old = pull(NAME, hub_with(tmp_path / "one", payload()), store).artifact.record
     (old.path / K_NAME).chmod(0o600)
     (old.path / K_NAME).write_bytes(b"rot")
     hub = hub_with(tmp_path / "two", payload(seed=1))
     hub = hub if listed else SilentHub(hub.root)
     for _ in range(2):
-        with pytest.raises(DigestMismatchError) as caught:
+        with pytest.raises(errors.DigestMismatchError) as caught:
             pull(NAME, hub, store)
         assert old.digest in caught.value.message
     assert pull(NAME, hub, store, trust=Trust(accept_new=True)).artifact.record.digest != old.digest
@@ -130,22 +116,18 @@ class ChangingHub(SilentHub):
         return super().fetch(artifact, path, limit=limit, progress=progress) + self.more
 
 
-def test_another_length_than_listed_or_than_artifacts_have_is_refused(
-    tmp_path: Path, store: Store
-) -> None:
+def test_a_length_other_than_listed_or_possible_is_refused(tmp_path: Path, store: Store) -> None:
     hub = ChangingHub(hub_with(tmp_path / "hub", payload()).root)
-    with pytest.raises(DigestMismatchError, match="bytes"):
+    with pytest.raises(errors.DigestMismatchError, match="bytes"):
         pull(NAME, hub, store)
     hub.listed = 1 << 40
-    with pytest.raises(MalformedFile) as caught:
+    with pytest.raises(errors.MalformedFile) as caught:
         pull(NAME, hub, store)
     assert caught.value.reason == "file.size"
 
 
 @pytest.mark.parametrize("more", [{}, {"statistics.safetensors": b"unknown"}])
-def test_bytes_are_those_the_package_promises(
-    tmp_path: Path, store: Store, more: dict[str, bytes]
-) -> None:
+def test_bytes_are_as_promised(tmp_path: Path, store: Store, more: dict[str, bytes]) -> None:
     promised = Manifest.from_bytes(artifact_files()[FILE_NAME])
     catalog = Catalog(Catalog.packaged().recipes(), [promised])
     other = hub_with(tmp_path / "one", {**payload(seed=0 if more else 1), **more})
@@ -153,11 +135,11 @@ def test_bytes_are_those_the_package_promises(
         Trust(),
         Trust(accept_new=True),
     ):  # not a promise of the past: it cannot be given up
-        with pytest.raises(DigestMismatchError, match="shipped with oscar-zoo") as listed:
+        with pytest.raises(errors.DigestMismatchError, match="shipped with oscar-zoo") as listed:
             pull(NAME, other, store, catalog=catalog, trust=trust)
     assert str(promised.digest) in listed.value.message
     with pytest.raises(
-        VerificationFailed
+        errors.VerificationFailed
     ) as caught:  # a listing without digests: the bytes are looked at
         pull(NAME, SilentHub(other.root), store, catalog=catalog)
     assert isinstance(caught.value.outcome, Rejected if more else DigestMismatch)
@@ -167,9 +149,7 @@ def test_bytes_are_those_the_package_promises(
 
 
 @pytest.mark.parametrize("change", ["swapped", "removed"])
-def test_another_manifest_over_the_same_payload_is_an_error(
-    tmp_path: Path, store: Store, change: str
-) -> None:
+def test_other_manifests_of_a_payload_are_errors(tmp_path: Path, store: Store, change: str) -> None:
     files = artifact_files()
     pull(NAME, hub_with(tmp_path / "one", files), store)
     other = dict(files)
@@ -178,7 +158,7 @@ def test_another_manifest_over_the_same_payload_is_an_error(
     else:
         other[FILE_NAME] = files[FILE_NAME].replace(b'"recent": 256', b'"recent": 255')
     hub = hub_with(tmp_path / "two", other)
-    with pytest.raises(DigestMismatchError, match=r"oscar\.json"):
+    with pytest.raises(errors.DigestMismatchError, match=r"oscar\.json"):
         pull(NAME, hub, store)
     assert pull(NAME, hub, store, trust=Trust(accept_new=True)).artifact.files == other
     assert len(store.installed()) == 1
@@ -189,11 +169,11 @@ def test_bytes_that_break_a_promise_or_a_rule_are_not_stored(tmp_path: Path, sto
     data = bytearray(artifact_files()[K_NAME])
     data[len(data) // 2] ^= 1
     (hub.root / str(HARD) / K_NAME).write_bytes(bytes(data))
-    with pytest.raises(IntegrityError, match=K_NAME):
+    with pytest.raises(errors.IntegrityError, match=K_NAME):
         pull(NAME, hub, store)
     files = payload()
     swapped = {K_NAME: files[V_NAME], V_NAME: files[V_NAME]}
-    with pytest.raises(VerificationFailed) as caught:
+    with pytest.raises(errors.VerificationFailed) as caught:
         pull(NAME, hub_with(tmp_path / "swapped", swapped), store)
     assert isinstance(caught.value.outcome, Rejected)
     assert caught.value.outcome.code in caught.value.message
@@ -207,7 +187,7 @@ def test_the_recipes_geometry_decides_not_the_manifests(tmp_path: Path, store: S
         name: rotation_bytes(rotation(objective, geometry=three, spread=spread))
         for name, objective, spread in ((K_NAME, "qqt_r_h_pbr", 0.02), (V_NAME, "sst_r_h_pbr", 0.1))
     }
-    with pytest.raises(VerificationFailed):
+    with pytest.raises(errors.VerificationFailed):
         pull(NAME, hub_with(tmp_path / "one", short), store)
     unknown = hub_with(tmp_path / "two", short, ArtifactId("unknown-model", "tag"))
     assert pull("unknown-model", unknown, store).verified
@@ -232,7 +212,7 @@ def test_a_bad_delivery_is_refused(tmp_path: Path, store: Store) -> None:
     hub = FlakyHub(tmp_path / "hub", must_exist=False)
     put_version(hub, HARD, artifact_files())
     hub.bad = 1
-    with pytest.raises(DigestMismatchError, match=K_NAME):
+    with pytest.raises(errors.DigestMismatchError, match=K_NAME):
         pull(NAME, hub, store)
     assert store.installed() == ()
     assert pull(NAME, hub, store).artifact.files == artifact_files()
@@ -247,7 +227,7 @@ def test_whatever_stops_a_pull_is_repaired_by_the_next(tmp_path: Path, what: str
             stopped = killed_at(number, lambda store=store: pull(NAME, hub, store))  # type: ignore[misc]
         else:
             injection = Injection(number, raise_error(), stays=True)
-            with contextlib.suppress(StorageError), injection.active():
+            with contextlib.suppress(errors.StorageError), injection.active():
                 pull(NAME, hub, store)
             stopped = injection.fired
         for record in store.installed():

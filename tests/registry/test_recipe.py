@@ -1,8 +1,6 @@
 """Recipes of models: how one is read, what it means for serving, and that what it says in the words
 of `config.json` agrees with its geometry and with the sizes that the makers of the models state."""
 
-from __future__ import annotations
-
 from importlib import resources
 
 import pytest
@@ -109,9 +107,7 @@ def test_every_packaged_recipe_gives_its_sources() -> None:
         (192, 128, 128),
     ],
 )
-def test_the_default_groups_cut_the_rows_of_k_and_of_v(
-    head_dim: int, v_head_dim: int, group: int
-) -> None:
+def test_default_groups_cut_rows_of_k_and_v(head_dim: int, v_head_dim: int, group: int) -> None:
     geometry = TINY.model_copy(update={"head_dim": head_dim, "v_head_dim": v_head_dim})
     recipe = serving_recipe(None, geometry)
     assert recipe.group_size == group

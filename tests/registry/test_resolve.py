@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -8,15 +6,9 @@ import pytest
 from hub_uses import put_version
 from tiny_artifacts import artifact_files
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.errors import (
-    AmbiguousName,
-    ArtifactNotFound,
-    HubUnreachable,
-    InvalidName,
-    MalformedFile,
-)
 from oscar_zoo.registry.asking import first_answer
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.changes import Version
@@ -80,7 +72,7 @@ def test_a_bare_name_means_the_default_tag(hub: LocalHub) -> None:
 
 
 def test_several_versions_without_a_default_are_listed(hub: LocalHub) -> None:
-    with pytest.raises(AmbiguousName) as caught:
+    with pytest.raises(errors.AmbiguousName) as caught:
         resolve("custom", hub)
     assert "Custom:one" in caught.value.message
     assert "Custom:two" in caught.value.message
@@ -91,17 +83,17 @@ def test_a_digest_prefix_selects_and_must_match(hub: LocalHub) -> None:
     assert digest is not None
     assert resolve(f"custom@{digest[:19]}", hub).id.tag == "two"
     assert resolve(f"Custom/two@{digest}", hub).id.tag == "two"
-    with pytest.raises(ArtifactNotFound) as caught:
+    with pytest.raises(errors.ArtifactNotFound) as caught:
         resolve("custom@sha256:000000000000", hub)
     assert digest in (caught.value.hint or "")
     put_version(hub, "Custom/three", PAIR)
-    with pytest.raises(AmbiguousName):
+    with pytest.raises(errors.AmbiguousName):
         resolve(f"custom@{digest}", hub)
 
 
 def test_an_unknown_name_brings_close_matches(hub: LocalHub) -> None:
     for name, meant in (("qwen3-7b", "Qwen3-8B"), ("custm", "Custom")):
-        with pytest.raises(ArtifactNotFound) as caught:
+        with pytest.raises(errors.ArtifactNotFound) as caught:
             resolve(name, hub)
         assert name in caught.value.message and meant in (caught.value.hint or "")
 
@@ -111,7 +103,7 @@ def test_close_matches_survive_hubs_that_cannot_be_reached(hub: LocalHub, tmp_pa
 
     def ask(one: Hub, name: str) -> object:
         if one is gone:
-            raise HubUnreachable.for_hub(one.title, "connection refused")
+            raise errors.HubUnreachable.for_hub(one.title, "connection refused")
         return resolve(name, one)
 
     for name, hubs, word in (
@@ -120,7 +112,7 @@ def test_close_matches_survive_hubs_that_cannot_be_reached(hub: LocalHub, tmp_pa
         ("custm", (hub, gone), "Custom"),
         ("Qwen3-32B", (hub, gone), ""),
     ):
-        with pytest.raises(HubUnreachable) as caught:
+        with pytest.raises(errors.HubUnreachable) as caught:
             first_answer(hubs, partial(ask, name=name), name=name)
         hint = caught.value.hint or ""
         assert word in hint and ("did you mean" in hint) == bool(word)
@@ -128,13 +120,13 @@ def test_close_matches_survive_hubs_that_cannot_be_reached(hub: LocalHub, tmp_pa
 
 def test_another_organisations_model_is_not_taken_for_a_known_one(hub: LocalHub) -> None:
     for name in ("someone/Qwen3-8B", "someone/tiny-qwen3-hard"):
-        with pytest.raises(ArtifactNotFound):
+        with pytest.raises(errors.ArtifactNotFound):
             resolve(name, hub)
     value = json.loads(artifact_files(artifact="Qwen3-8B/claims")["oscar.json"])
     value["model"]["id"] = "someone/Qwen3-8B"
     claim = Manifest.from_bytes(json.dumps(value).encode()).to_bytes()
     put_version(hub, "Qwen3-8B/claims", artifact_files() | {"oscar.json": claim})
-    with pytest.raises(ArtifactNotFound):
+    with pytest.raises(errors.ArtifactNotFound):
         resolve("someone/Qwen3-8B", hub)
 
 
@@ -145,7 +137,7 @@ def test_an_organisation_the_zoo_does_not_know_must_be_the_manifests(tmp_path: P
     put_version(hub, "Bare/tag", PAIR)
     assert str(resolve("bare", hub).id) == "Bare/tag"
     for name in ("someone/mine", "someone/bare"):
-        with pytest.raises(ArtifactNotFound):
+        with pytest.raises(errors.ArtifactNotFound):
             resolve(name, hub)
 
 
@@ -153,7 +145,7 @@ def test_names_that_differ_in_case_only_are_ambiguous(hub: LocalHub) -> None:
     (hub.root / "custom" / "ONE").mkdir(parents=True)
     (hub.root / "custom" / "ONE" / "k.pt").write_bytes(b"other")
     for name in ("Custom/one", "Custom:one", "custom"):
-        with pytest.raises(AmbiguousName, match=r"Custom:one, .*custom:ONE"):
+        with pytest.raises(errors.AmbiguousName, match=r"Custom:one, .*custom:ONE"):
             resolve(name, hub)
 
 
@@ -170,7 +162,7 @@ def test_a_withdrawn_version_needs_its_digest(hub: LocalHub) -> None:
     catalog = status("yanked")
     reference = HARD.replace("/", ":")
     for name in ("tiny-qwen3-hard", HARD, reference):
-        with pytest.raises(ArtifactNotFound, match="is yanked: a bad fit") as caught:
+        with pytest.raises(errors.ArtifactNotFound, match="is yanked: a bad fit") as caught:
             resolve(name, hub, catalog)
         assert "sha256:" in (caught.value.hint or "")
     digest = catalog.manifests()[0].digest
@@ -208,13 +200,13 @@ def listed(artifact: str, state: str) -> IndexEntry:
 def test_a_manifest_of_another_artifact_is_refused(tmp_path: Path) -> None:
     hub = LocalHub(tmp_path, must_exist=False)
     put_version(hub, "tiny-qwen3/tag", artifact_files(artifact=HARD))
-    with pytest.raises(MalformedFile) as caught:
+    with pytest.raises(errors.MalformedFile) as caught:
         resolve("tiny-qwen3", hub)
     assert caught.value.reason == "manifest.id"
 
 
 def test_a_reference_outside_the_grammar_is_refused(hub: LocalHub) -> None:
     for text in ("../x", "a/b/c", "name@sha256:12", ""):
-        with pytest.raises(InvalidName):
+        with pytest.raises(errors.InvalidName):
             resolve(text, hub)
     assert resolve(Reference("tiny-qwen3-hard"), hub).id.model == "tiny-qwen3-hard"

@@ -2,8 +2,6 @@
 
 Merged, whatever was claimed once stays, in the order in which it was claimed."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -150,9 +148,7 @@ def test_the_same_claim_is_no_change() -> None:
         {"who": "somebody"},
     ],
 )
-def test_claims_about_other_things_or_by_others_stand_side_by_side(
-    change: dict[str, object],
-) -> None:
+def test_claims_on_other_things_or_by_others_stand_side_by_side(change: dict[str, object]) -> None:
     found = merged((gpqa(),), (gpqa(value=50.0).model_copy(update=change),))
     assert len(found) == 2 and all(not score.history for score in found)
 

@@ -1,35 +1,26 @@
 """What the index of a hub says of a version: yanked, deprecated, offered again, with scores. Only
 index and card change."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_uses import HARD, publish, pull, put_version
+from hub_uses import HARD, publish, put_version
 from measured_artifacts import gpqa, measured
 from scripted_hub import index_of
 from tiny_artifacts import artifact_files, payload, write_folder
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
-from oscar_zoo.errors import (
-    AmbiguousName,
-    ArtifactNotFound,
-    DigestMismatchError,
-    InvalidName,
-    UsageError,
-)
 from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.mirror import copy_all
 from oscar_zoo.registry.publish import Publishable, publish_on
 from oscar_zoo.registry.score_file import ScoreFile
-from oscar_zoo.registry.store import Store
 from oscar_zoo.site.status import ChangedVersion, ScoredVersion, attach_scores, set_status
 
 OTHER = "tiny-qwen3-hard:other"
@@ -76,19 +67,6 @@ def test_a_yank_changes_the_index_and_nothing_else(hub: LocalHub) -> None:
     assert "yanked: wrong data" in (hub.root / "README.md").read_text()
 
 
-def test_a_yanked_version_is_not_found_by_name_and_served_by_digest(
-    tmp_path: Path, hub: LocalHub
-) -> None:
-    digest, store = yank(hub).digest, Store(tmp_path / "cache")
-    with pytest.raises(ArtifactNotFound, match="wrong data"):
-        pull(HARD.reference, hub, store)
-    pulled = pull(f"tiny-qwen3-hard@{digest}", hub, store)
-    assert pulled.artifact.record.id == HARD
-    assert any("wrong data" in warning for warning in pulled.warnings)
-    assert set_status(hub, HARD.reference, "active").status.state == "active"
-    assert pull(HARD.reference, hub, Store(tmp_path / "other")).artifact.record.digest == digest
-
-
 def test_the_state_it_has_already_is_success_and_writes_nothing(hub: LocalHub) -> None:
     serial = yank(hub).serial
     again = yank(hub, reason="  wrong\n data ")
@@ -101,10 +79,10 @@ def test_the_state_it_has_already_is_success_and_writes_nothing(hub: LocalHub) -
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"reason": None}, UsageError),
-        ({"reason": "  "}, UsageError),
-        ({"reason": "old", "replaced_by": "tiny-qwen3-hard/OTHER"}, UsageError),
-        ({"reason": "old", "replaced_by": "tiny-qwen3-hard:missing"}, ArtifactNotFound),
+        ({"reason": None}, errors.UsageError),
+        ({"reason": "  "}, errors.UsageError),
+        ({"reason": "old", "replaced_by": "tiny-qwen3-hard/OTHER"}, errors.UsageError),
+        ({"reason": "old", "replaced_by": "tiny-qwen3-hard:missing"}, errors.ArtifactNotFound),
     ],
 )
 def test_a_reason_is_needed_and_a_version_cannot_replace_itself(
@@ -143,21 +121,21 @@ def test_a_version_is_named_by_its_reference_id_or_digest_in_any_case(hub: Local
 def test_the_digest_of_two_versions_names_neither(hub: LocalHub) -> None:
     put_version(hub, "Bare/twin", payload(seed=2))
     twin = yank(hub, "Bare:twin").digest
-    with pytest.raises(AmbiguousName, match="Bare:twin"):
+    with pytest.raises(errors.AmbiguousName, match="Bare:twin"):
         yank(hub, twin)
 
 
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("tiny-qwen3-hard", AmbiguousName),
-        ("Bare", UsageError),
-        ("Bare:other", ArtifactNotFound),
-        ("nothing:tag", ArtifactNotFound),
-        ("other-org/tiny-qwen3-hard:other", ArtifactNotFound),
-        ("sha256:" + "0" * 64, ArtifactNotFound),
-        ("sha256:12", InvalidName),
-        ("a/b/c", InvalidName),
+        ("tiny-qwen3-hard", errors.AmbiguousName),
+        ("Bare", errors.UsageError),
+        ("Bare:other", errors.ArtifactNotFound),
+        ("nothing:tag", errors.ArtifactNotFound),
+        ("other-org/tiny-qwen3-hard:other", errors.ArtifactNotFound),
+        ("sha256:" + "0" * 64, errors.ArtifactNotFound),
+        ("sha256:12", errors.InvalidName),
+        ("a/b/c", errors.InvalidName),
     ],
 )
 def test_a_name_that_is_not_exactly_one_version_is_refused(
@@ -204,11 +182,11 @@ def test_a_version_without_an_entry_gets_one_for_its_scores(hub: LocalHub) -> No
 
 def test_scores_of_other_bytes_or_of_another_artifact_are_refused(hub: LocalHub) -> None:
     before, digest = entry_of(hub), "sha256:" + "0" * 64
-    with pytest.raises(DigestMismatchError, match=r"by scores\.json") as caught:
+    with pytest.raises(errors.DigestMismatchError, match=r"by scores\.json") as caught:
         attach(hub, digest, gpqa(digest))
     assert "oscar-zoo eval" in (caught.value.hint or "")
     file = ScoreFile.of(BARE, before.digest, (gpqa(before.digest),))
-    with pytest.raises(UsageError, match="scores of Bare:tag, not of"):
+    with pytest.raises(errors.UsageError, match="scores of Bare:tag, not of"):
         attach_scores(hub, HARD.reference, file, what="f")
     assert entry_of(hub) == before
 
@@ -230,5 +208,5 @@ def test_publishing_attaches_and_mirroring_takes_them_along(hub: LocalHub, tmp_p
     copy_all(hub, target, ["tiny-qwen3-hard:two"], create=True)
     assert entry_of(target, made.id).scores == entry_of(hub, made.id).scores
     wrong = "sha256:" + "0" * 64
-    with pytest.raises(DigestMismatchError):
+    with pytest.raises(errors.DigestMismatchError):
         scored(gpqa(wrong), digest=wrong)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -12,15 +10,9 @@ import pytest
 from scripted_hub import Injection, killed_at, raise_error
 from tiny_artifacts import artifact_files
 
+from oscar_zoo import errors
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    InvalidName,
-    MalformedFile,
-    StorageError,
-)
 from oscar_zoo.registry.store import Store
 
 ID = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
@@ -88,13 +80,11 @@ def test_two_ids_may_share_their_bytes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["k_rotation_qqt_r_h_pbr.pt", "oscar.json", "blob"])
-def test_a_flipped_byte_is_seen_at_the_next_use_and_repaired_by_put(
-    store: Store, name: str
-) -> None:
+def test_a_flipped_byte_is_seen_at_its_next_use_and_put_repairs(store: Store, name: str) -> None:
     record = store.put(ID, artifact_files(), source="s").record
     blob = store.blobs / record.files[0].sha256
     flip(blob if name == "blob" else record.path / name)
-    with pytest.raises(DigestMismatchError, match=None if name == "blob" else name):
+    with pytest.raises(errors.DigestMismatchError, match=None if name == "blob" else name):
         store.open(record.digest)
     assert store.put(ID, artifact_files(), source="s").files == artifact_files()
     assert store.open(record.digest).files == artifact_files()
@@ -104,18 +94,16 @@ def test_a_missing_file_and_a_link_in_place_of_one_are_seen(store: Store, tmp_pa
     record = store.put(ID, PLAIN, source="s").record
     target = record.path / "k.pt"
     target.unlink()
-    with pytest.raises(DigestMismatchError):
+    with pytest.raises(errors.DigestMismatchError):
         store.open(record.digest)
     (tmp_path / "same").write_bytes(PLAIN["k.pt"])
     symlink(tmp_path / "same", target)
-    with pytest.raises(DigestMismatchError):
+    with pytest.raises(errors.DigestMismatchError):
         store.open(record.digest)
 
 
 @pytest.mark.parametrize("broken", [b"", b"{}", b"not json", b'{"schema": "oscar-zoo.record/2"}'])
-def test_an_entry_without_a_good_record_is_absent_and_repaired_by_put(
-    store: Store, broken: bytes
-) -> None:
+def test_an_entry_with_a_bad_record_is_absent_and_put_repairs(store: Store, broken: bytes) -> None:
     record = store.put(ID, PLAIN, source="s").record
     path = record.path / "record.json"
     path.chmod(0o600)
@@ -135,21 +123,19 @@ def test_a_store_that_others_can_write_is_refused(store: Store, mode: int) -> No
     store.put(ID, PLAIN, source="s")
     store.root.chmod(mode)
     for use in (store.installed, lambda: store.put(ID, PLAIN, source="s")):
-        with pytest.raises(StorageError, match=f"{mode:04o}") as caught:
+        with pytest.raises(errors.StorageError, match=f"{mode:04o}") as caught:
             use()
         assert "chmod 700" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["../k.pt", "a/b.pt", ".complete", "record.json", "Record.JSON"])
 def test_unsafe_file_names_are_refused(store: Store, name: str) -> None:
-    with pytest.raises(InvalidName):
+    with pytest.raises(errors.InvalidName):
         store.put(ID, {name: b"x"}, source="s")
     assert not store.root.exists()
 
 
-def test_without_hard_links_an_entry_keeps_copies(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_hard_links_make_copies(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "no links here")
 
@@ -160,28 +146,24 @@ def test_without_hard_links_an_entry_keeps_copies(
     assert store.open(record.digest).files == PLAIN
 
 
-def test_blobs_of_an_entry_that_could_not_be_stored_go_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blobs_of_an_unstored_entry_go_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put(ID, {"k.pt": PLAIN["k.pt"]}, source="s")
     monkeypatch.setattr(durable, "move_into_place", lambda *_: raise_error(errno.ENOSPC)())
-    with pytest.raises(StorageError, match="No space"):
+    with pytest.raises(errors.StorageError, match="No space"):
         store.put(ArtifactId("other", "tag"), PLAIN, source="s")
     assert [path.read_bytes() for path in store.blobs.iterdir()] == [PLAIN["k.pt"]]
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
-def test_a_failing_disk_leaves_nothing_or_everything(
-    tmp_path: Path, code: int, stays: bool
-) -> None:
+def test_a_failing_disk_leaves_nothing_or_all(tmp_path: Path, code: int, stays: bool) -> None:
     for number in range(1, 200):
         store = Store(tmp_path / str(number))
         injection = Injection(number, raise_error(code), stays=stays)
         try:
             with injection.active():
                 store.put(ID, PLAIN, source="s")
-        except StorageError as error:
+        except errors.StorageError as error:
             assert "\n" not in error.message
             assert error.hint
         for record in store.installed():
@@ -202,7 +184,7 @@ def test_a_killed_put_leaves_nothing_or_everything(tmp_path: Path, before: str) 
         for record in store.installed():
             try:
                 assert store.open(record.digest).files == PLAIN
-            except DigestMismatchError:
+            except errors.DigestMismatchError:
                 assert before == "rotten"
         assert store.put(ID, PLAIN, source="s").files == PLAIN
         if not killed:
@@ -210,9 +192,7 @@ def test_a_killed_put_leaves_nothing_or_everything(tmp_path: Path, before: str) 
     assert 30 < number < 199
 
 
-def test_the_folder_of_a_digest_may_go_while_its_entry_is_placed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_a_digest_may_go_early(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     place, removed = durable.move_into_place, []
 
     def remove_first(staged: Path, target: Path) -> bool:
@@ -262,9 +242,7 @@ def test_processes_that_store_the_same_at_once_all_succeed(store: Store) -> None
 
 
 @pytest.mark.parametrize("depth", range(4))
-def test_nothing_is_written_or_read_through_a_link(
-    store: Store, tmp_path: Path, depth: int
-) -> None:
+def test_no_link_is_written_or_read_through(store: Store, tmp_path: Path, depth: int) -> None:
     """Blobs, entries, the folder of a digest, and an entry; the root may be one."""
     record = store.put(ID, PLAIN, source="s").record
     place = (store.blobs, store.artifacts, record.path.parent, record.path)[depth]
@@ -272,9 +250,9 @@ def test_nothing_is_written_or_read_through_a_link(
     place.rename(outside)
     symlink(outside, place)
     before = sorted(outside.rglob("*"))
-    with pytest.raises(MalformedFile):
+    with pytest.raises(errors.MalformedFile):
         store.put(ID, PLAIN | {"more.pt": b"x"} if depth < 2 else PLAIN, source="s")
     if depth > 1:
-        with pytest.raises(ArtifactNotFound):
+        with pytest.raises(errors.ArtifactNotFound):
             store.open(record.digest)
     assert sorted(outside.rglob("*")) == before

@@ -1,7 +1,5 @@
 """Signed timestamps of hubs: a freeze, a swap, another key and a missing signature are noticed."""
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import timedelta
@@ -12,13 +10,7 @@ from hub_uses import publish, pull
 from measured_artifacts import key_file
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.errors import (
-    FrozenIndex,
-    MalformedFile,
-    MissingDependency,
-    SignatureError,
-    UsageError,
-)
+from oscar_zoo import errors
 from oscar_zoo.registry import signatures, view
 from oscar_zoo.registry.hubs.base import INDEX_NAME, TIMESTAMP_NAME
 from oscar_zoo.registry.hubs.local import LocalHub
@@ -76,7 +68,7 @@ def test_an_index_that_is_served_for_ever_is_noticed(
 ) -> None:
     later = signatures.now() + LIFETIME + timedelta(minutes=1)
     monkeypatch.setattr("oscar_zoo.registry.signatures.now", lambda: later)
-    with pytest.raises(FrozenIndex, match="was valid until") as caught:
+    with pytest.raises(errors.FrozenIndex, match="was valid until") as caught:
         open_view(hub, trust)
     assert "--allow-downgrade" in (caught.value.hint or "")
     assert open_view(hub, Trust(trust.known, allow_downgrade=True)).index.serial == 1
@@ -92,7 +84,7 @@ def test_every_command_that_writes_signs_and_nobody_else_can(
     assert hub.root_file(TIMESTAMP_NAME) != before
     assert open_view(hub, trust).index.serial == 2
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(SignatureError, match="no key is named") as caught:
+    with pytest.raises(errors.SignatureError, match="no key is named") as caught:
         set_status(hub, f"{NAME}:seq512_prompt2_group64", "active")
     assert VARIABLE in (caught.value.hint or "")
 
@@ -128,13 +120,11 @@ def test_what_the_owner_did_not_sign_is_refused(
 ) -> None:
     get(hub, tmp_path, trust)
     attack(hub)  # type: ignore[operator]
-    with pytest.raises(SignatureError, match=said):
+    with pytest.raises(errors.SignatureError, match=said):
         open_view(hub, trust)
 
 
-def test_a_new_key_is_taken_when_the_user_says_so(
-    hub: LocalHub, trust: Trust, tmp_path: Path
-) -> None:
+def test_a_new_key_is_taken_if_the_user_agrees(hub: LocalHub, trust: Trust, tmp_path: Path) -> None:
     get(hub, tmp_path, trust)
     sign_with_another(hub)
     assert open_view(hub, Trust(trust.known, accept_new=True)).key
@@ -146,7 +136,7 @@ def test_a_new_key_is_taken_when_the_user_says_so(
 )
 def test_a_document_that_is_none_is_refused(hub: LocalHub, change: dict[str, object]) -> None:
     value = json.loads(hub.root_file(TIMESTAMP_NAME) or b"") | change
-    with pytest.raises(MalformedFile):
+    with pytest.raises(errors.MalformedFile):
         Timestamp.from_bytes(json.dumps(value).encode())
 
 
@@ -167,7 +157,7 @@ def test_without_the_library_a_hub_that_was_checked_before_is_refused(
     assert stamp is not None
     pinned = Timestamp.from_bytes(stamp).fingerprint
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
-    with pytest.raises(MissingDependency):
+    with pytest.raises(errors.MissingDependency):
         checked_key(stamp, index, hub="it", pinned=pinned, allow_old=False)
     assert checked_key(stamp, index, hub="it", pinned=None, allow_old=False) is None
 
@@ -180,6 +170,6 @@ def test_keys_that_are_no_good_are_refused(tmp_path: Path, what: str) -> None:
         path.chmod(0o644)
     elif what == "no key":
         path.write_text("hello")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(errors.UsageError) as caught:
         SigningKey.of_file(path)
     assert caught.value.hint

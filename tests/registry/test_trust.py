@@ -1,30 +1,15 @@
 """What was seen before decides what may be used: lock, known artifacts, index, offline,
 failover."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from hub_uses import HARD, hub_with, plan, pull, put_version
 from tiny_artifacts import FILE_NAME, artifact_files, payload
 
-from oscar_zoo import paths
+from oscar_zoo import errors, paths
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    Forbidden,
-    HubTimeout,
-    HubUnreachable,
-    NetworkError,
-    NotFoundError,
-    NotLocked,
-    OfflineError,
-    OscarZooError,
-    RollbackError,
-)
 from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.fetch import PullResult
 from oscar_zoo.registry.hubs.base import INDEX_NAME
@@ -50,7 +35,9 @@ def lock(tmp_path: Path) -> PinFile:
 class TroubledHub(LocalHub):
     """A hub in a folder that raises `trouble` when it is asked anything."""
 
-    trouble: OscarZooError = HubUnreachable.for_hub("the first hub", "connection refused")
+    trouble: errors.OscarZooError = errors.HubUnreachable.for_hub(
+        "the first hub", "connection refused"
+    )
     asked = 0
 
     def root_file(self, path: str) -> bytes | None:
@@ -58,7 +45,7 @@ class TroubledHub(LocalHub):
         raise self.trouble
 
 
-def troubled(root: Path, trouble: OscarZooError | None = None) -> TroubledHub:
+def troubled(root: Path, trouble: errors.OscarZooError | None = None) -> TroubledHub:
     hub = TroubledHub(root, must_exist=False)
     hub.trouble = trouble or TroubledHub.trouble
     return hub
@@ -84,9 +71,7 @@ def write_index(hub: LocalHub, *entries: IndexEntry, serial: int | None = None) 
     hub.refresh()
 
 
-def test_a_pull_pins_for_the_project_and_for_the_user(
-    hub: LocalHub, store: Store, lock: PinFile
-) -> None:
+def test_pulls_pin_for_projects_and_users(hub: LocalHub, store: Store, lock: PinFile) -> None:
     record = pull(NAME, hub, store, trust=Trust(lock=lock)).artifact.record
     for file in (lock, PinFile.known()):
         pin = file.read().pin(HARD)
@@ -96,16 +81,14 @@ def test_a_pull_pins_for_the_project_and_for_the_user(
         assert (pin.hub, pin.source) == (hub.name, "manifest")
 
 
-def test_what_is_pinned_and_here_asks_no_hub(
-    hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_pinned_asks_no_hub(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
     trust = Trust(lock=lock)
     pull(NAME, hub, store, trust=trust)
-    dead = troubled(tmp_path / "dead", Forbidden.for_hub("the dead hub"))
+    dead = troubled(tmp_path / "dead", errors.Forbidden.for_hub("the dead hub"))
     result = pull("oscar-zoo/TINY-qwen3-hard", dead, store, trust=trust)
     assert (result.already_present, result.level, dead.asked) == (True, "numeric", 0)
     assert isinstance(plan(NAME, dead, store, trust=trust), PullResult)
-    with pytest.raises(Forbidden):  # without the lock: the name may mean something else now
+    with pytest.raises(errors.Forbidden):  # without the lock: the name may mean something else now
         pull(NAME, dead, store)
 
 
@@ -116,15 +99,13 @@ def test_a_digest_that_is_here_asks_no_hub(hub: LocalHub, store: Store, tmp_path
     assert dead.asked == 0
 
 
-def test_the_lock_holds_against_every_hub(
-    hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_locks_bind_every_hub(hub: LocalHub, store: Store, lock: PinFile, tmp_path: Path) -> None:
     old = pull(NAME, hub, store, trust=Trust(lock=lock)).artifact.record
     other = hub_with(tmp_path / "other", artifact_files(seed=1))
     elsewhere = Store(tmp_path / "elsewhere")
     trust = Trust(known=PinFile(tmp_path / "someone" / "known.json"), lock=lock)
     before = lock.path.read_bytes()
-    with pytest.raises(DigestMismatchError, match=LOCK_NAME) as caught:
+    with pytest.raises(errors.DigestMismatchError, match=LOCK_NAME) as caught:
         pull(NAME, other, elsewhere, trust=trust)
     assert (caught.value.want, elsewhere.installed()) == (old.digest, ())
     assert caught.value.got in caught.value.message
@@ -136,9 +117,7 @@ def test_the_lock_holds_against_every_hub(
     assert lock.read().pin(HARD).digest == new.digest  # type: ignore[union-attr]
 
 
-def test_a_lock_delivers_its_version_though_the_name_means_another_now(
-    store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_a_lock_delivers_its_version_always(store: Store, lock: PinFile, tmp_path: Path) -> None:
     hub = hub_with(tmp_path / "hub", artifact_files())
     trust = Trust(lock=lock)
     digest = pull(NAME, hub, store, trust=trust).artifact.record.digest
@@ -151,10 +130,8 @@ def test_a_lock_delivers_its_version_though_the_name_means_another_now(
     assert pull(NAME, hub, Store(tmp_path / "other")).artifact.record.id.tag == "newer"
 
 
-def test_locked_mode_takes_nothing_else_and_writes_nothing(
-    hub: LocalHub, store: Store, lock: PinFile
-) -> None:
-    with pytest.raises(NotLocked, match=LOCK_NAME):
+def test_locked_mode_takes_and_writes_nothing(hub: LocalHub, store: Store, lock: PinFile) -> None:
+    with pytest.raises(errors.NotLocked, match=LOCK_NAME):
         pull(NAME, hub, store, trust=Trust(lock=lock, locked=True))
     assert not lock.path.exists()
     pull(NAME, hub, store, trust=Trust(lock=lock))
@@ -165,13 +142,13 @@ def test_locked_mode_takes_nothing_else_and_writes_nothing(
     assert lock.path.read_bytes() == before
 
 
-def test_a_lock_can_be_read_without_being_written(
-    hub: LocalHub, store: Store, lock: PinFile
-) -> None:
+def test_a_lock_is_read_without_being_written(hub: LocalHub, store: Store, lock: PinFile) -> None:
     pull(NAME, hub, store, trust=Trust(lock=lock, write_lock=False))
     assert not lock.path.exists()
     pull(NAME, hub, store, trust=Trust(lock=lock))
-    with pytest.raises(ArtifactNotFound):  # another organisation's model does not fit the pin
+    with pytest.raises(
+        errors.ArtifactNotFound
+    ):  # another organisation's model does not fit the pin
         pull(f"someone/{NAME}", hub, store, trust=Trust(lock=lock))
 
 
@@ -182,16 +159,14 @@ def test_another_manifest_under_a_pin_is_seen(
     pull(NAME, hub, store, trust=trust)
     manifest = hub.root / str(HARD) / FILE_NAME
     manifest.write_bytes(manifest.read_bytes().replace(b'"recent": 256', b'"recent": 255'))
-    with pytest.raises(DigestMismatchError, match=r"oscar\.json"):
+    with pytest.raises(errors.DigestMismatchError, match=r"oscar\.json"):
         pull(NAME, hub, Store(tmp_path / "fresh"), trust=trust)
 
 
-def test_what_this_user_saw_holds_after_the_store_was_emptied(
-    hub: LocalHub, store: Store, tmp_path: Path
-) -> None:
+def test_what_was_seen_outlasts_the_store(hub: LocalHub, store: Store, tmp_path: Path) -> None:
     old = pull(NAME, hub, store).artifact.record
     store.remove(old)
-    with pytest.raises(DigestMismatchError, match="known artifacts") as caught:
+    with pytest.raises(errors.DigestMismatchError, match="known artifacts") as caught:
         pull(NAME, hub_with(tmp_path / "other", artifact_files(seed=1)), store)
     assert old.digest in caught.value.message
     assert store.installed() == ()
@@ -201,7 +176,7 @@ def test_what_this_user_saw_holds_after_the_store_was_emptied(
 def test_an_index_that_contradicts_its_files_is_refused(hub: LocalHub, store: Store) -> None:
     write_index(hub, entry(artifact_files(seed=1)))
     for trust in (Trust(), Trust(accept_new=True)):
-        with pytest.raises(DigestMismatchError, match="index"):
+        with pytest.raises(errors.DigestMismatchError, match="index"):
             pull(NAME, hub, store, trust=trust)
     write_index(hub, entry(artifact_files()), serial=2)
     assert pull(NAME, hub, store).artifact.record.digest == entry(artifact_files()).digest
@@ -212,22 +187,20 @@ def test_an_older_index_is_refused_unless_it_is_allowed(hub: LocalHub, store: St
     write_index(hub, entry(artifact_files(), state="yanked"), serial=5)
     pull(f"{NAME}@{entry(artifact_files()).digest}", hub, store)
     write_index(hub, entry(artifact_files()), serial=4)  # the yank would be gone
-    with pytest.raises(RollbackError) as caught:
+    with pytest.raises(errors.RollbackError) as caught:
         pull(NAME, hub, store)
     assert "5" in caught.value.message and "4" in caught.value.message
     assert pull(NAME, hub, store, trust=Trust(allow_downgrade=True)).already_present
     assert pull(NAME, hub, store).already_present  # accepted once is accepted
     write_index(hub, entry(artifact_files()), serial=3)
-    with pytest.raises(RollbackError):
+    with pytest.raises(errors.RollbackError):
         pull(NAME, hub, store)
 
 
-def test_yanked_versions_need_their_digest_and_bring_the_reason(
-    hub: LocalHub, store: Store
-) -> None:
+def test_yanked_versions_need_a_digest_and_bring_the_reason(hub: LocalHub, store: Store) -> None:
     write_index(hub, entry(artifact_files(), state="yanked", aliases=("hardy",)))
     for name in (NAME, "hardy", str(HARD), HARD.reference):
-        with pytest.raises(ArtifactNotFound, match="a bad fit"):
+        with pytest.raises(errors.ArtifactNotFound, match="a bad fit"):
             pull(name, hub, store)
     result = pull(f"{NAME}@{entry(artifact_files()).digest}", hub, store)
     assert any("a bad fit" in warning for warning in result.warnings)
@@ -238,72 +211,70 @@ def test_an_alias_of_the_index_is_a_name(hub: LocalHub, store: Store) -> None:
     assert pull("HARDY", hub, store).artifact.record.id == HARD
 
 
-@pytest.mark.parametrize("trouble", [HubUnreachable.for_hub("it", "reset"), HubTimeout("silent.")])
+@pytest.mark.parametrize(
+    "trouble", [errors.HubUnreachable.for_hub("it", "reset"), errors.HubTimeout("silent.")]
+)
 def test_the_next_hub_is_asked_after_network_trouble(
-    hub: LocalHub, store: Store, tmp_path: Path, trouble: NetworkError
+    hub: LocalHub, store: Store, tmp_path: Path, trouble: errors.NetworkError
 ) -> None:
     result = pull(NAME, [troubled(tmp_path / "dead", trouble), hub], store)
     assert (result.hub, result.notes) == (hub.name, (trouble.message,))
 
 
-@pytest.mark.parametrize("trouble", [Forbidden.for_hub("it"), DigestMismatchError("wrong bytes")])
+@pytest.mark.parametrize(
+    "trouble", [errors.Forbidden.for_hub("it"), errors.DigestMismatchError("wrong bytes")]
+)
 def test_no_other_hub_hides_a_refusal_or_wrong_bytes(
-    hub: LocalHub, store: Store, tmp_path: Path, trouble: OscarZooError
+    hub: LocalHub, store: Store, tmp_path: Path, trouble: errors.OscarZooError
 ) -> None:
     with pytest.raises(type(trouble)):
         pull(NAME, [troubled(tmp_path / "first", trouble), hub], store)
     assert store.installed() == ()
 
 
-def test_a_name_is_looked_for_on_one_hub_after_the_other(
-    hub: LocalHub, store: Store, tmp_path: Path
-) -> None:
+def test_a_name_is_sought_hub_after_hub(hub: LocalHub, store: Store, tmp_path: Path) -> None:
     empty = LocalHub(tmp_path / "empty", must_exist=False)
     assert pull(NAME, [empty, hub], store).hub == hub.name
-    with pytest.raises(NotFoundError) as caught:
+    with pytest.raises(errors.NotFoundError) as caught:
         pull("tiny-qwen3-hart", [empty, hub], store)
     assert NAME in (caught.value.hint or "")
-    with pytest.raises(ArtifactNotFound) as missing:
+    with pytest.raises(errors.ArtifactNotFound) as missing:
         pull("Qwen3-32B", [empty, hub], store)
     assert str(empty.root) in missing.value.message and str(hub.root) in missing.value.message
-    with pytest.raises(NetworkError) as silent:
+    with pytest.raises(errors.NetworkError) as silent:
         pull("Qwen3-32B", [troubled(tmp_path / "dead"), empty], store)
     assert "the first hub" in silent.value.message
     assert f"{empty.title} has no Qwen3-32B" in silent.value.message
 
 
-def test_an_error_without_a_network_says_what_is_not_here_and_what_is(
-    hub: LocalHub, store: Store, tmp_path: Path
-) -> None:
+def test_an_error_offline_says_what_is_here(hub: LocalHub, store: Store, tmp_path: Path) -> None:
     dead, own = troubled(tmp_path / "dead"), LocalHub(paths.default_zoo_dir(), must_exist=False)
     named = LocalHub(hub.root)
     installed = f"installed: {HARD.reference}"
 
-    def failure(name: str, *hubs: LocalHub, offline: bool = False) -> OscarZooError:
-        with pytest.raises(OscarZooError) as caught:
+    def failure(name: str, *hubs: LocalHub, offline: bool = False) -> errors.OscarZooError:
+        with pytest.raises(errors.OscarZooError) as caught:
             pull(name, list(hubs), store, offline=offline)
         return caught.value
 
     empty = failure("Qwen3-32B", own, dead)
-    assert isinstance(empty, NetworkError) and "no rotation is here yet" in str(empty.hint)
+    assert isinstance(empty, errors.NetworkError) and "no rotation is here yet" in str(empty.hint)
     assert empty.message.startswith("Qwen3-32B is not on this machine")
     assert str(own.root) not in empty.message
     pull(NAME, hub, store)
     known = failure("Qwen3-32B", own, dead)
-    assert isinstance(known, NetworkError) and str(known.hint).endswith(installed)
+    assert isinstance(known, errors.NetworkError) and str(known.hint).endswith(installed)
     unknown = failure("qwen3-31b", own, dead)
-    assert isinstance(unknown, NetworkError) and str(unknown.hint).endswith(installed)
+    assert isinstance(unknown, errors.NetworkError) and str(unknown.hint).endswith(installed)
     assert str(unknown.hint).startswith("did you mean Qwen3-32B")
     offline = failure("Qwen3-32B", own, offline=True)
-    assert isinstance(offline, OfflineError) and str(offline.hint).endswith(installed)
+    assert isinstance(offline, errors.OfflineError) and str(offline.hint).endswith(installed)
     nobody = failure("qwen3-31b", own, offline=True)
-    assert isinstance(nobody, ArtifactNotFound) and "Qwen3-32B" in str(nobody.hint)
-    assert isinstance(failure("Qwen3-32B", named, offline=True), ArtifactNotFound)
+    assert isinstance(nobody, errors.ArtifactNotFound) and "Qwen3-32B" in str(nobody.hint)
+    assert isinstance(failure("Qwen3-32B", named, offline=True), errors.ArtifactNotFound)
 
 
-def test_a_lock_names_the_hub_that_is_asked_first(
-    store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_a_lock_names_the_hub_to_ask_first(store: Store, lock: PinFile, tmp_path: Path) -> None:
     one, two = hub_with(tmp_path / "one", payload()), hub_with(tmp_path / "two", payload())
     trust = Trust(lock=lock)
     pull(NAME, two, store, trust=trust)
@@ -313,9 +284,7 @@ def test_a_lock_names_the_hub_that_is_asked_first(
     assert moved.hub == one.name
 
 
-def test_a_pinned_version_that_cannot_be_had_is_named_with_its_lock(
-    store: Store, lock: PinFile, tmp_path: Path
-) -> None:
+def test_a_missing_pinned_version_is_named(store: Store, lock: PinFile, tmp_path: Path) -> None:
     home = hub_with(tmp_path / "home", payload())
     pull(NAME, home, store, trust=Trust(lock=lock))
     trust = Trust(lock=lock, write_lock=False)
@@ -323,9 +292,9 @@ def test_a_pinned_version_that_cannot_be_had_is_named_with_its_lock(
     newer = ArtifactId(HARD.model, "newer")
     put_version(other, newer, payload())
     for hubs, failure in (
-        (other, NotFoundError),
-        (troubled(tmp_path / "dead"), NetworkError),
-        ((), OfflineError),
+        (other, errors.NotFoundError),
+        (troubled(tmp_path / "dead"), errors.NetworkError),
+        ((), errors.OfflineError),
     ):
         fresh = Store(tmp_path / f"without-{failure.__name__}")
         pull(newer.reference, other, fresh)
@@ -339,10 +308,8 @@ def test_a_pinned_version_that_cannot_be_had_is_named_with_its_lock(
         assert not pull(HARD.reference, home, fresh, trust=trust).already_present
 
 
-def test_offline_takes_what_is_here_and_pins_it_for_the_project_too(
-    hub: LocalHub, store: Store, lock: PinFile
-) -> None:
-    with pytest.raises(OfflineError, match=NAME):
+def test_offline_pins_what_is_here_as_well(hub: LocalHub, store: Store, lock: PinFile) -> None:
+    with pytest.raises(errors.OfflineError, match=NAME):
         pull(NAME, (), store, offline=True)
     record = pull(NAME, hub, store).artifact.record
     assert pull(NAME, (), store, trust=Trust(lock=lock), offline=True).already_present
@@ -351,11 +318,9 @@ def test_offline_takes_what_is_here_and_pins_it_for_the_project_too(
     assert (pin.digest, pin.hub) == (record.digest, hub.name)
 
 
-def test_a_silent_hub_with_a_copy_here_says_how_to_use_it(
-    hub: LocalHub, store: Store, tmp_path: Path
-) -> None:
+def test_a_silent_hub_says_to_use_the_copy(hub: LocalHub, store: Store, tmp_path: Path) -> None:
     pull(NAME, hub, store)
-    with pytest.raises(NetworkError) as caught:
+    with pytest.raises(errors.NetworkError) as caught:
         pull(NAME, troubled(tmp_path / "dead"), store)
     assert "--offline" in (caught.value.hint or "")
     assert pull(NAME, troubled(tmp_path / "dead"), store, prefer_installed=True).already_present

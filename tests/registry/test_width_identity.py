@@ -1,7 +1,5 @@
 """Artifacts of one fit that differ in bits per layer and side differ everywhere."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -47,9 +45,7 @@ def name_of(artifact: str) -> str:
     return artifact.replace("/", ":")
 
 
-def test_both_widths_of_one_fit_are_published_and_pulled_side_by_side(
-    hub: LocalHub, tmp_path: Path
-) -> None:
+def test_both_widths_of_a_fit_are_published_and_pulled(hub: LocalHub, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     plain, mixed = (pull(name_of(name), hub, store).artifact.record for name in (TWO_BITS, MIXED))
     digests = {TWO_BITS: plain.digest, MIXED: mixed.digest}

@@ -1,7 +1,5 @@
 """Every promise on a sample that takes seconds; `make reliability` runs the whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

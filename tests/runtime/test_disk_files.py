@@ -1,8 +1,6 @@
 """Files of records: what is read is what was written under the same name and tag, the folder is
 private, and the files used longest ago leave first; and first tokens that come back from them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -6,8 +6,6 @@ chunks, extended by a few tokens and decoded together, with transforms that are 
 with keys that are centred.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -81,9 +79,7 @@ def test_latents_and_their_references_give_the_same_attention() -> None:
 
 
 @pytest.mark.parametrize("recent", [1, 8])
-def test_attention_that_may_start_before_the_write_ends_reads_only_the_newest_row_of_it(
-    recent: int,
-) -> None:
+def test_attention_that_may_start_before_a_write_ends_reads_its_newest_row(recent: int) -> None:
     early = list[LayerCache]()
     checked = 0
 

@@ -1,8 +1,6 @@
 """The cache on a GPU with heads as real models have them: kernels and FlashInfer against the
 references, through prefills in chunks, a shared prefix and decode steps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cache_oracle import PlainPrefill

@@ -1,7 +1,5 @@
 """Parts of one softmax are merged by FlashInfer for any number of heads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cache_oracle import PlainPrefill

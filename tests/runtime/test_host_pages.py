@@ -1,8 +1,6 @@
 """Pages in the host's memory: what goes out comes back to the same bytes, in any order, over any
 number of buffers, and nothing beside it changes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ views that a graph holds.
 The kernels are interpreted without a GPU. A second cache with their references says what is right.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which ring of a request that has ended a prompt may take over, and when it is gone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -127,9 +125,7 @@ def test_a_retracted_request_that_ends_in_its_second_prefill_promises_what_it_ha
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=12),
     st.integers(0, 8),
 )
-def test_a_ring_that_is_taken_holds_the_tokens_of_the_prompt(
-    requests: list[tuple[int, int]], cut: int
-) -> None:
+def test_a_taken_ring_holds_the_prompt_s_tokens(requests: list[tuple[int, int]], cut: int) -> None:
     """A model of the rings: what each position of a row was written for."""
     rings, width = KeptRings(RECENT), RECENT
     held: dict[int, dict[int, int]] = {}  # row: position: token

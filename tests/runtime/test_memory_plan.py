@@ -1,8 +1,6 @@
 """The memory plan: the numbers of the design, the error when nothing is left, and the line for the
 log."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

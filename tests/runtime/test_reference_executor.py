@@ -1,8 +1,6 @@
 """The cache with the references of the kernels against the float64 oracle, over the lengths
 where tiers begin and end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -133,9 +131,7 @@ def tokens(number: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 def away(machine: Machine, out: Tensor, given: tuple[Tensor, ...], cut: Cut) -> float:
     """How far outputs are from those of the oracle."""
     pairs = [matrices(s, 0, HEADS) for s in machine.sets]
-    like = {
-        name: getattr(machine, name) for name in ("specs", "sink", "recent", "dtype", "softmax")
-    }
+    like = {key: getattr(machine, key) for key in ("specs", "sink", "recent", "dtype", "softmax")}
     want = expected(*given, cut, *pairs, **like)
     return float((out.double().cpu() - want).abs().max())
 
@@ -193,9 +189,7 @@ SINKS = torch.linspace(-2.0, 3.0, HEADS * GROUP)
     ],
     ids=["sinks", "sinks, centred keys", "cap", "cap and sinks"],
 )
-def test_learned_sinks_and_caps_count_in_every_tier(
-    sets: tuple[RotationSet, ...], softmax: Softmax
-) -> None:
+def test_sinks_and_caps_count_in_all_tiers(sets: tuple[RotationSet, ...], softmax: Softmax) -> None:
     cut = Cut([5, 7, 3], 8)
     machine, given = Machine(sets, softmax=softmax), tokens(cut.total)
     got = machine.ran(given, cut)

@@ -1,7 +1,5 @@
 """On a GPU a worker finds every kernel that it needs, when another process has compiled for it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -21,9 +19,7 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
     ("dim", "drafts", "shape"),
     [(128, 1, "chain"), (64, 1, "chain"), (256, 1, "chain"), (128, 8, "tree"), (128, 4, "chain")],
 )
-def test_a_worker_compiles_nothing_itself(
-    dim: int, drafts: int, shape: str, tmp_path: Path
-) -> None:
+def test_workers_compile_nothing(dim: int, drafts: int, shape: str, tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {
         "PYTHONPATH": str(SUPPORT),

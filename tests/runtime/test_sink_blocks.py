@@ -7,8 +7,6 @@ shared too early, written while others read it, or given away too early shows as
 somebody else's tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The division of memory between token slots and states, and between both pools of a model with
 sliding windows: it fits, keeps the proportion of the engine, and all savings become token slots."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Codes in slots: the bytes of the one quantizer, moves of whole slots, and byte counts."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Pairs: scores and outputs unchanged by them, slices by layer and head, and a pair that is none is
 refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A chain in place of a tree of drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,9 +28,7 @@ def seen_by(parents: Sequence[int]) -> np.ndarray:
     ids=["a chain", "fillers", "two chains", "two of one length", "one draft"],
 )
 @pytest.mark.parametrize("dtype", [bool, np.uint8])
-def test_the_longest_path_comes_first(
-    parents: Sequence[int], order: Sequence[int], dtype: type
-) -> None:
+def test_long_paths_come_first(parents: Sequence[int], order: Sequence[int], dtype: type) -> None:
     tokens, mask = np.arange(len(parents)) + 10, seen_by(parents).astype(dtype)
     got, seen = longest_chains(tokens, mask.reshape(-1))
     assert got.tolist() == [10 + node for node in order] and got.dtype == tokens.dtype

@@ -1,8 +1,6 @@
 """Steps that verify drafts: outputs and stores are those of decode steps over the accepted tokens,
 for kernels and references, eager and through the views that a graph holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -32,9 +30,7 @@ SHAPE = CacheShape(sink=6, slots=1200, layers=2, drafts=COUNT)
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_accepted_drafts_are_what_decode_steps_would_have_made_of_them(
-    shape: str, ops: Ops, steps: int
-) -> None:
+def test_accepted_drafts_are_what_decode_steps_would_make(shape: str, ops: Ops, steps: int) -> None:
     """Two requests, one of which begins inside its sinks; then both go on with decode steps."""
     draw, parents = torch.Generator().manual_seed(3), PARENTS[shape]
     spoken, plain = Worker(SHAPE, ops), Worker(replace(SHAPE, drafts=1), ops)

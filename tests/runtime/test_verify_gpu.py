@@ -1,8 +1,6 @@
 """Drafts on a GPU with heads as real models have them, in a CUDA graph: kernels against the
 references, with lengths that are not those of the capture."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """The steps before a server is ready: they touch nobody's tokens, and compile every kernel that a
 prefill will need."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -61,16 +59,12 @@ def compiled() -> tuple[set[str], set[str], set[str]]:
     return ahead, before, after
 
 
-def test_no_step_of_a_server_compiles_anything_after_it(
-    compiled: tuple[set[str], set[str], set[str]],
-) -> None:
+def test_no_later_step_of_a_server_compiles(compiled: tuple[set[str], set[str], set[str]]) -> None:
     _, before, after = compiled
     assert len(before) < 25, "a server compiles too much before it is ready"
     assert after - before == set()
 
 
-def test_a_rehearsal_finds_all_of_it_and_no_more(
-    compiled: tuple[set[str], set[str], set[str]],
-) -> None:
+def test_a_rehearsal_finds_exactly_all_of_it(compiled: tuple[set[str], set[str], set[str]]) -> None:
     ahead, before, _ = compiled
     assert ahead == before

@@ -1,7 +1,5 @@
 """The BF16 windows: who is fresh, what is recorded, and which positions are read from them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from int2_test_plugin.reads import WindowCoverage, covers
@@ -76,9 +74,7 @@ def test_rejected_drafts_overwrite_nothing_that_is_read_again() -> None:
 @pytest.mark.parametrize(
     ("requests", "ranks", "most"), [(6, 1, 7), (6, 4, 8), (12, 8, 16), (8, 4, 9), (1, 8, 8)]
 )
-def test_a_batch_may_be_padded_to_a_multiple_of_the_ranks(
-    requests: int, ranks: int, most: int
-) -> None:
+def test_a_batch_may_be_padded_to_multiples_of_ranks(requests: int, ranks: int, most: int) -> None:
     shape = WindowShape(2, requests + 1, 2, 8, 12, SINK, RECENT, torch.float32, ranks=ranks)
     assert shape.max_batch == most
 

@@ -1,7 +1,5 @@
 """What fits a GPU: the calculation, where its numbers come from, and the command."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path
@@ -27,11 +25,6 @@ from oscar_zoo.serving.memory import estimate_memory, needs_of_recipe
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "docs/figures/models"
 GB = 10**9
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 def test_the_estimate_is_of_the_widths_that_all_artifacts_have() -> None:
@@ -76,6 +69,8 @@ def test_it_agrees_with_info(name: str, memory: int) -> None:
         if report.gpus == 1:  # `info` tells what all GPUs hold together
             assert known[f"{kind}_token_bytes"] == one.cache.token
             assert known["state_bytes_per_request"] == one.cache.state
+            if kind == "int2":
+                assert known["window_bytes_per_request"] == one.cache.request
     assert known["other_layers_unknown"] is None and report.other_layers
 
 
@@ -197,9 +192,7 @@ def test_a_gpu_is_what_people_call_it(
         (("--gpu", "GeForce RTX 2080 Ti"), []),
     ],
 )
-def test_a_gpu_that_means_nothing_is_refused(
-    cli: Cli, words: tuple[str, ...], suggested: list[str]
-) -> None:
+def test_a_meaningless_gpu_fails(cli: Cli, words: tuple[str, ...], suggested: list[str]) -> None:
     error = cli.json(2, "fit-gpu", "Qwen3-8B", *words)["error"]
     assert f"did you mean {' or '.join(suggested)}" in error["hint"] or not suggested
     assert error["hint"]
@@ -214,9 +207,7 @@ def test_a_gpu_that_means_nothing_is_refused(
         (("Qwen3-32B", "--gpu", "4090"), "as given", 1),
     ],
 )
-def test_it_says_which_number_of_gpus_it_assumes(
-    cli: Cli, words: tuple[str, ...], source: str, gpus: int
-) -> None:
+def test_it_says_how_many_gpus(cli: Cli, words: tuple[str, ...], source: str, gpus: int) -> None:
     facts = cli.json(0, "fit-gpu", *words)
     assert (facts["gpus"], facts["gpus_source"]) == (gpus, source)
 

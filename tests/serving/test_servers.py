@@ -1,21 +1,18 @@
 """Records of servers: a reused process id is never taken for a server, and what is left behind goes
 away."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from cli_output import parsed
+from raw_server import RawServer, json_answer
 from served_model import identity, left, record, sleeping
 
 from oscar_zoo.cli.main import run
@@ -118,25 +115,13 @@ def test_a_server_is_called_by_port_model_or_artifact(child: Child, said: Said) 
     assert [line.split()[0] for line in lines] == ["PORT", "30000", "30001"]
 
 
-class Answers(BaseHTTPRequestHandler):
-    outside: bool | None = None
-
-    def do_GET(self) -> None:
-        told = {} if self.outside is None else {"canary": {"outside": self.outside}}
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(told).encode())
-
-
 @pytest.mark.parametrize("outside", [None, False, True])
 def test_ps_tells_of_the_canary(child: Child, said: Said, outside: bool | None) -> None:
     names = {None: None, False: "in band", True: "out of band"}
-    with HTTPServer(("127.0.0.1", 0), type("A", (Answers,), {"outside": outside})) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/v1"
-        left(replace(record(identity(child), server.server_port), url=url))
+    answer = json_answer({} if outside is None else {"canary": {"outside": outside}})
+    with RawServer(lambda connection, _: connection.sendall(answer)) as server:
+        left(replace(record(identity(child), server.port), url=f"{server.url}/v1"))
         assert [one["canary"] for one in told(said, "ps")["servers"]] == [names[outside]]
-        server.shutdown()
     assert [one["canary"] for one in told(said, "ps")["servers"]] == [None]
 
 
@@ -150,9 +135,7 @@ def test_stop_waits_for_the_end(
     assert child.wait() == -number and not list(records.folder().iterdir())
 
 
-def test_the_end_of_a_log_without_control_characters(
-    child: Child, tmp_path: Path, said: Said
-) -> None:
+def test_the_end_of_a_log_without_control_codes(child: Child, tmp_path: Path, said: Said) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"one\ntwo \x1b[31mred\x1b[0m\nthree \xff\n")
     left(replace(record(identity(child)), log=str(log)))

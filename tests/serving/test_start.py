@@ -1,7 +1,5 @@
 """`oscar_zoo.serve` from Python: a server that belongs to a block, and to this process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -15,51 +13,27 @@ from typing import Any
 
 import pytest
 import served_model
+from recorder import Recorder
 from served_model import all_children, cmdline
-from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
 from oscar_zoo import children
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli import main as cli
-from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.engines.sglang.launch import plan, server
 from oscar_zoo.engines.sglang.launch.server import STOPPED
-from oscar_zoo.engines.sglang.launch.starting import StartObserver
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
-from oscar_zoo.observer import Note, Silent
 from oscar_zoo.serving import detach, records
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
-
-
-@pytest.fixture
-def artifact(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "artifact", artifact_files())
 
 
 def arguments(artifact: Path, port: int) -> Mapping[str, object]:
     return {"target": artifact, "model": str(MODEL), "port": port, "device": "cpu"}
 
 
-class Listener(Silent):
-    """Keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.notes: list[Note] = []
-        self.phases: list[tuple[str, str]] = []
-
-    def note(self, note: Note) -> None:
-        self.notes.append(note)
-
-    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
-        self.phases.append((label, unit))
-
-
-def test_a_server_lives_as_long_as_its_block(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port, listener = served_model.take_its_place(monkeypatch, dies=False), Listener()
+def test_a_server_lives_in_its_block(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port, listener = served_model.take_its_place(monkeypatch, dies=False), Recorder()
     before = signal.getsignal(signal.SIGINT)
     with oscar_zoo.serve(**arguments(artifact, port), observer=listener) as server:
         assert server.url == f"http://127.0.0.1:{port}/v1" and server.log.is_file()
@@ -71,8 +45,8 @@ def test_a_server_lives_as_long_as_its_block(
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{server.url}/models")
     assert records.running() == [] and signal.getsignal(signal.SIGINT) == before
-    assert [note.code for note in listener.notes] == ["server.starting"]
-    assert listener.phases and {unit for _, unit in listener.phases} == {"s"}
+    assert listener.codes == ["server.starting"]
+    assert listener.progress and {unit for _, unit in listener.progress} == {"s"}
     server.stop()  # a second end changes nothing
 
 
@@ -101,9 +75,7 @@ def test_another_thread_may_start_one(artifact: Path, monkeypatch: pytest.Monkey
     server.stop()
 
 
-def test_a_server_that_ends_by_itself_says_why(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_ended_says_why(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = served_model.take_its_place(monkeypatch, dies=True)
     with oscar_zoo.serve(**arguments(artifact, port)) as server:
         with pytest.raises(ServerFailed, match=r"the server ended: .*it fell over\."):
@@ -130,9 +102,7 @@ def test_an_engine_that_was_killed_says_so(artifact: Path, monkeypatch: pytest.M
     assert records.told(record).endswith(" UTC: it was killed (SIGKILL)")
 
 
-def test_what_the_caller_says_reaches_the_command(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_has_what_callers_say(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Planned(Exception):
         pass
 
@@ -161,9 +131,7 @@ def test_what_the_caller_says_reaches_the_command(
         ({"clip": (2.0, 0.0)}, "clip ratios"),
     ],
 )
-def test_a_request_that_makes_no_sense(
-    artifact: Path, changes: dict[str, object], said: str
-) -> None:
+def test_a_senseless_request(artifact: Path, changes: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         oscar_zoo.serve(**{**arguments(artifact, 30000), **changes})
 
@@ -192,9 +160,7 @@ def test_sigterm_is_told_before_requests_drain(
     assert said.index("SIGTERM: 2 running requests finish") < said.index("Stopped by SIGTERM")
 
 
-def test_a_signal_around_the_start_in_the_background_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_around_a_background_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes when the process was started, and before anybody holds it."""
     begun: list[subprocess.Popen[bytes]] = []
     real = children.start
@@ -209,30 +175,3 @@ def test_a_signal_around_the_start_in_the_background_leaves_nothing(
         raise AssertionError("it goes on after Ctrl-C")
     assert begun[0].poll() is not None
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize("silent", [{}, {"quiet": True}, {"as_json": True}], ids=str)
-def test_without_a_terminal_there_is_a_line_per_phase_and_one_while_it_lasts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], silent: dict[str, bool]
-) -> None:
-    now = 0.0
-    with TerminalObserver(clock=lambda: now, **silent) as observer:
-        news = StartObserver("a model", observer)
-        news.warn("a variable has no effect.")
-        news.starting(tmp_path / "log", "SGLang")
-        for now in (0.0, 1.0, 2.0):
-            news.phase("starting SGLang", now)
-        for now in (3.0, 32.0, 33.0):
-            news.phase("loading weights", now)
-    said = capsys.readouterr().err
-    if silent:
-        assert not said
-        return
-    first, *start, one, two, three = said.splitlines()
-    assert first == "note: a variable has no effect."
-    assert "".join(start).startswith("Starting SGLang for a model")
-    assert [one, two, three] == [
-        "starting SGLang (0 s)",
-        "loading weights (3 s)",
-        "loading weights (33 s)",
-    ]

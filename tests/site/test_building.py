@@ -1,8 +1,6 @@
 """Building and serving the site: its folder, its command, its server, and that its scripts agree
 with Python."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -26,11 +24,6 @@ from oscar_zoo.errors import ConflictError
 
 QWEN = "artifacts/Qwen3-8B/seq20000_prompt83_group128.html"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 @pytest.fixture(scope="module")

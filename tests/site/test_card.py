@@ -1,8 +1,6 @@
 """The card of an artifact and of a hub: read back by the client of Hugging Face, and merged with
 what its owner wrote."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,6 @@ from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.hubs.local import LocalHub
 
 QWEN = "Qwen3-8B:seq20000_prompt83_group128"
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 @pytest.fixture
@@ -164,9 +157,7 @@ def test_the_report_of_a_folder_is_attached(cli: Cli, tmp_path: Path) -> None:
     assert "![Report" not in facts["card"]
 
 
-def test_a_score_under_other_settings_is_named_so_and_not_given_to_hubs(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_score_of_other_settings_is_named_so_and_kept_from_hubs(cli: Cli, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "made", artifact_files())
     digest = Version.of(HARD, artifact_files()).digest
     changed = gpqa(digest, value=60.0, stderr=2.46, recipe_changes={"clip": "1,1"})

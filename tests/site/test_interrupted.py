@@ -1,7 +1,5 @@
 """What was written to a hub before somebody interrupted the next one is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,7 @@ from oscar_zoo.site.params import YankParams
 from oscar_zoo.site.status import run
 
 
-def test_an_interrupt_names_the_hubs_that_were_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_names_written_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hubs = [hub_with(tmp_path / name, artifact_files()).name for name in ("one", "two")]
     write = status.set_status
 

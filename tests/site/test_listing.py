@@ -1,7 +1,5 @@
 """`list` ranks by the score of any task, as `leaderboard` does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

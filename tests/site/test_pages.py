@@ -1,8 +1,6 @@
 """The files of the site, built once from the package and a hub in a folder: what they say, whether
 everybody can use them, and that nothing in a manifest becomes markup."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path
@@ -39,9 +37,7 @@ def pages(built: BuiltSite) -> dict[str, Page]:
     }
 
 
-def test_there_is_a_page_for_every_artifact_and_the_table_links_it(
-    pages: dict[str, Page], built: BuiltSite
-) -> None:
+def test_every_artifact_has_a_page_that_is_linked(pages: dict[str, Page], built: BuiltSite) -> None:
     known = {manifest.id for manifest in Catalog.packaged().manifests()}
     wanted = {f"artifacts/{name}.html" for name in {*known, str(HARD), EVIL, BARE}}
     assert set(pages) == {"index.html"} | wanted
@@ -75,9 +71,7 @@ def test_every_page_has_landmarks_a_skip_link_and_headings_in_order(pages: dict[
         assert {one["id"] for one in page.all("input", "select")} == labels, path
 
 
-def test_links_resolve_and_nothing_is_loaded_from_elsewhere(
-    pages: dict[str, Page], built: BuiltSite
-) -> None:
+def test_links_resolve_and_nothing_is_loaded(pages: dict[str, Page], built: BuiltSite) -> None:
     for path, page in pages.items():
         folder = (built.output / path).parent
         for link in page.all("a"):
@@ -115,9 +109,7 @@ def test_texts_of_a_manifest_are_text(pages: dict[str, Page]) -> None:
     assert not [one for one in page.all("a") if "script" in one["href"]]
 
 
-def test_the_table_shows_quality_with_its_reporter_and_says_what_is_missing(
-    pages: dict[str, Page],
-) -> None:
+def test_the_table_shows_quality_with_reporters_and_what_is_missing(pages: dict[str, Page]) -> None:
     text = pages["index.html"].text
     rows = dict(
         re.findall(r'<tr role="row".*?href="artifacts/([^"]+)\.html"(.*?)</tr>', text, re.DOTALL)

@@ -1,7 +1,5 @@
 """How scores are shown: with errors, beside BF16, over time, and never as a bare difference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

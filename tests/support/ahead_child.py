@@ -1,8 +1,6 @@
 """Compile a kernel in Triton ahead for a GPU that is not here, then ask for it as a launch does,
 and print as JSON how often it was compiled."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The small random model of every architecture, by a name of ours: one row each. Data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tiny_architecture import (
@@ -20,6 +18,7 @@ from tiny_architecture import (
     NO_WIDTH,
     QUARTER_ROPE,
     QWEN3_IMAGES,
+    QWEN3_VL,
     ROPE,
     VISION,
     WINDOWS,
@@ -33,17 +32,15 @@ from tiny_architecture import (
 ARCHITECTURES: Mapping[str, Tiny] = {
     "qwen2": dense("Qwen2", "Qwen2, Qwen2.5", **NO_WIDTH),
     "qwen3": dense("Qwen3", "Qwen3"),
-    "qwen3-yarn": Tiny(
-        "Qwen3 with YaRN",
+    "qwen3-yarn": dense(
         "Qwen3",
-        {
-            "max_position_embeddings": 8192,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 2048,
-            },
+        "Qwen3 with YaRN",
+        max_position_embeddings=8192,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 2048,
         },
     ),
     "qwen3_moe": dense("Qwen3Moe", "Qwen3-MoE", **EXPERTS, norm_topk_prob=True),
@@ -64,80 +61,72 @@ ARCHITECTURES: Mapping[str, Tiny] = {
     ),
     "mistral": dense("Mistral", "Mistral 7B v0.3, Mistral Nemo", sliding_window=None),
     "mistral-window": dense("Mistral", "Mistral 7B v0.1", sliding_window=512),
-    "ministral3": Tiny(
-        "Ministral 3",
+    "ministral3": dense(
         "Ministral3",
-        {
-            "rope_parameters": {
-                "type": "yarn",
-                "rope_type": "yarn",
-                "rope_theta": 1000000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 1024,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            }
+        "Ministral 3",
+        rope_parameters={
+            "type": "yarn",
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
         },
     ),
     "mixtral": dense("Mixtral", "Mixtral", **NO_WIDTH, **LOCAL_EXPERTS, sliding_window=None),
     "phi3": dense("Phi3", "Phi-4", **NO_WIDTH, sliding_window=None),
-    "phi3-longrope": Tiny(
+    "phi3-longrope": dense(
+        "Phi3",
         "Phi-4-mini",
-        "Phi3",
-        {
-            **NO_WIDTH,
-            "sliding_window": 262144,
-            "original_max_position_embeddings": 1024,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.75,
-                "short_factor": [1.0] * 24,
-                "long_factor": [1.0 + 0.5 * i for i in range(24)],
-                "original_max_position_embeddings": 1024,
-                "factor": 4.0,
-            },
+        **NO_WIDTH,
+        sliding_window=262144,
+        original_max_position_embeddings=1024,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
             "partial_rotary_factor": 0.75,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "phi3-mini": Tiny(
-        "Phi-3.5-mini",
-        "Phi3",
-        {
-            **NO_WIDTH,
-            "hidden_size": 384,
-            "sliding_window": 262144,
+            "short_factor": [1.0] * 24,
+            "long_factor": [1.0 + 0.5 * i for i in range(24)],
             "original_max_position_embeddings": 1024,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 10000.0,
-                "short_factor": [1.0] * 48,
-                "long_factor": [1.0 + 0.5 * i for i in range(48)],
-                "original_max_position_embeddings": 1024,
-                "factor": 4.0,
-            },
+            "factor": 4.0,
+        },
+        partial_rotary_factor=0.75,
+        tie_word_embeddings=True,
+    ),
+    "phi3-mini": dense(
+        "Phi3",
+        "Phi-3.5-mini",
+        **NO_WIDTH,
+        hidden_size=384,
+        sliding_window=262144,
+        original_max_position_embeddings=1024,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 48,
+            "long_factor": [1.0 + 0.5 * i for i in range(48)],
+            "original_max_position_embeddings": 1024,
+            "factor": 4.0,
         },
     ),
-    "glm4": Tiny("GLM-4", "Glm4", {"attention_bias": True, "rope_parameters": HALF_ROPE}),
-    "glm4_moe": Tiny(
-        "GLM-4.5, GLM-4.6, GLM-4.7",
+    "glm4": dense("Glm4", "GLM-4", attention_bias=True, rope_parameters=HALF_ROPE),
+    "glm4_moe": dense(
         "Glm4Moe",
-        {
-            "attention_bias": True,
-            "use_qk_norm": True,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "rope_parameters": HALF_ROPE,
-        },
+        "GLM-4.5, GLM-4.6, GLM-4.7",
+        attention_bias=True,
+        use_qk_norm=True,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        rope_parameters=HALF_ROPE,
     ),
     "granite": dense("Granite", "Granite 3", **NO_WIDTH, attention_multiplier=0.02),
     "granite-4": dense(
@@ -166,28 +155,24 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         moe_num_shared_experts=1,
         moe_layer_start_index=1,
     ),
-    "minimax_m2": Tiny(
-        "MiniMax-M2",
+    "minimax_m2": dense(
         "MiniMaxM2",
-        {
-            **LOCAL_EXPERTS,
-            "rotary_dim": 32,
-            "rope_parameters": HALF_ROPE,
-            "use_qk_norm": True,
-            "qk_norm_type": "per_layer",
-            "scoring_func": "sigmoid",
-            "use_routing_bias": True,
-        },
+        "MiniMax-M2",
+        **LOCAL_EXPERTS,
+        rotary_dim=32,
+        rope_parameters=HALF_ROPE,
+        use_qk_norm=True,
+        qk_norm_type="per_layer",
+        scoring_func="sigmoid",
+        use_routing_bias=True,
     ),
-    "qwen3_next": Tiny(
-        "Qwen3-Next",
+    "qwen3_next": dense(
         "Qwen3Next",
-        {
-            **LINEAR,
-            **EXPERTS,
-            "shared_expert_intermediate_size": 64,
-            "rope_parameters": QUARTER_ROPE,
-        },
+        "Qwen3-Next",
+        **LINEAR,
+        **EXPERTS,
+        shared_expert_intermediate_size=64,
+        rope_parameters=QUARTER_ROPE,
     ),
     "qwen3_5": Tiny(
         "Qwen3.5, Qwen3.6",
@@ -195,15 +180,13 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         {**LINEAR, "rope_parameters": {**QUARTER_ROPE, **MROPE, "mrope_section": [2, 3, 3]}},
         {"vision_config": {**VISION, "num_position_embeddings": 64}, **IMAGE_TOKENS},
     ),
-    "qwen3_5_moe": Tiny(
-        "Qwen3.5 (experts)",
+    "qwen3_5_moe": dense(
         "Qwen3_5MoeText",
-        {
-            **LINEAR,
-            **EXPERTS,
-            "shared_expert_intermediate_size": 64,
-            "rope_parameters": {**QUARTER_ROPE, **MROPE, "mrope_section": [2, 3, 3]},
-        },
+        "Qwen3.5 (experts)",
+        **LINEAR,
+        **EXPERTS,
+        shared_expert_intermediate_size=64,
+        rope_parameters={**QUARTER_ROPE, **MROPE, "mrope_section": [2, 3, 3]},
     ),
     "lfm2": dense(
         "Lfm2",
@@ -326,20 +309,21 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         {**WINDOWS, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 2048},
     ),
     "olmo3": dense("Olmo3", "OLMo 3", **NO_WIDTH, **WINDOWS),
-    "exaone4": Tiny(
+    "exaone4": dense(
+        "Exaone4",
         "EXAONE 4 (32B)",
-        "Exaone4",
-        {**NO_WIDTH, **WINDOWS, "sliding_window_pattern": "LG", "rope_parameters": EXAONE_ROPE},
+        **NO_WIDTH,
+        **WINDOWS,
+        sliding_window_pattern="LG",
+        rope_parameters=EXAONE_ROPE,
     ),
-    "exaone4-full": Tiny(
-        "EXAONE 4 (1.2B)",
+    "exaone4-full": dense(
         "Exaone4",
-        {
-            **NO_WIDTH,
-            "sliding_window": None,
-            "layer_types": ["full_attention"] * 4,
-            "rope_parameters": EXAONE_ROPE,
-        },
+        "EXAONE 4 (1.2B)",
+        **NO_WIDTH,
+        sliding_window=None,
+        layer_types=["full_attention"] * 4,
+        rope_parameters=EXAONE_ROPE,
     ),
     "exaone_moe": Tiny(
         "K-EXAONE",
@@ -354,21 +338,19 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         },
         hub_class="ExaoneMoEForCausalLM",
     ),
-    "mellum": Tiny(
-        "Mellum 2",
+    "mellum": dense(
         "Mellum",
-        {
-            **WINDOWS,
-            **EXPERTS,
-            "rope_parameters": {
-                "full_attention": {
-                    "rope_type": "yarn",
-                    "rope_theta": 500000.0,
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 1024,
-                },
-                "sliding_attention": ROPE,
+        "Mellum 2",
+        **WINDOWS,
+        **EXPERTS,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 1024,
             },
+            "sliding_attention": ROPE,
         },
     ),
     "mimo_v2_flash": Tiny(
@@ -403,31 +385,13 @@ ARCHITECTURES: Mapping[str, Tiny] = {
         layer_types=["chunked_attention"] * 3 + ["full_attention"],
     ),
     "qwen3_vl": Tiny(
-        "Qwen3-VL",
-        "Qwen3VL",
-        {"rope_parameters": MROPE},
-        {
-            "vision_config": {
-                **VISION,
-                "num_position_embeddings": 64,
-                "deepstack_visual_indexes": [0],
-            },
-            **IMAGE_TOKENS,
-        },
-        processors=QWEN3_IMAGES,
+        "Qwen3-VL", "Qwen3VL", {"rope_parameters": MROPE}, QWEN3_VL, processors=QWEN3_IMAGES
     ),
     "qwen3_vl_moe": Tiny(
         "Qwen3-VL (experts)",
         "Qwen3VLMoe",
         {**EXPERTS, "rope_parameters": MROPE},
-        {
-            "vision_config": {
-                **VISION,
-                "num_position_embeddings": 64,
-                "deepstack_visual_indexes": [0],
-            },
-            **IMAGE_TOKENS,
-        },
+        QWEN3_VL,
         processors=QWEN3_IMAGES,
         stored=transposed_experts,
     ),

@@ -5,8 +5,6 @@ values in which their configuration class differs from others. Weights are rando
 say nothing; tokens can be compared with those of transformers.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

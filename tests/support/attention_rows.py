@@ -1,7 +1,5 @@
 """Rows of one attention layer made of random numbers, and caches to measure on them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -45,11 +43,9 @@ def plain(width: int, *, group: int | None = None, clip: float = 0.0) -> Side:
     return Side(None, None, None, QuantSpec(width, group or width, clip, "float32"))
 
 
-def paired(width: int, *, clip: float = 0.0, seed: int = 1) -> Side:
+def paired(size: int, *, clip: float = 0.0, seed: int = 1) -> Side:
     """A transform that is not orthogonal, with a mean, per KV head."""
     draw = torch.Generator().manual_seed(seed)
-    forward = torch.eye(width) + 0.3 * torch.randn(2, width, width, generator=draw)
-    mean = torch.randn(2, 1, width, generator=draw)
-    return Side(
-        forward, torch.linalg.inv(forward).mT, mean, QuantSpec(width, width, clip, "float16")
-    )
+    forward = torch.eye(size) + 0.3 * torch.randn(2, size, size, generator=draw)
+    mean = torch.randn(2, 1, size, generator=draw)
+    return Side(forward, torch.linalg.inv(forward).mT, mean, QuantSpec(size, size, clip, "float16"))

@@ -4,8 +4,6 @@
 attention outputs. The tiers are written down here a second time, as sets of positions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The command line in child processes, as people run it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -43,7 +41,6 @@ class Cli:
 
     @property
     def variables(self) -> dict[str, str]:
-        """All variables of the children."""
         state = {
             f"OSCAR_ZOO_{name}": str(self.folder / name.lower())
             for name in ("CACHE", "DATA", "STATE", "CONFIG")
@@ -52,7 +49,6 @@ class Cli:
         return {**self.environment, **state, **path}
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a command."""
         return subprocess.Popen(
             [sys.executable, "-m", "oscar_zoo", *arguments],
             env={**self.variables, **variables},
@@ -64,7 +60,6 @@ class Cli:
         )
 
     def __call__(self, *arguments: str, timeout: float = 300, **variables: str) -> Finished:
-        """Run a command to its end."""
         child = self.start(*arguments, **variables)
         try:
             out, err = child.communicate(timeout=timeout)

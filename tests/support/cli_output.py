@@ -1,7 +1,5 @@
 """What commands print with `--json`: read, and checked against the schemas in `docs/schemas`."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -4,8 +4,6 @@ worker of other sizes compiles while it warms up, then for batches that it meets
 Nothing is compiled or run: every launch only gets its key, by Triton's own rules.
 """
 
-from __future__ import annotations
-
 import random
 
 import torch

@@ -1,7 +1,5 @@
 """The documents as data: their code blocks, the commands in them, their links."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -45,7 +43,6 @@ class Line:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a language."""
     text = page.read_text("utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
@@ -64,7 +61,6 @@ def shell_lines(page: Path) -> Iterator[Line]:
 
 
 def commands(page: Path) -> list[Line]:
-    """The lines that call `oscar-zoo`."""
     return [line for line in shell_lines(page) if line.words[0] == "oscar-zoo"]
 
 

@@ -1,7 +1,5 @@
 """Engines with drafts from known answers, beside Engines without drafts that gave them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ would be compiled, gives drafts from known answers in its place: some right toke
 ones, in a chain, in one of two chains, or somewhere in a random tree. Nothing of ours is replaced.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

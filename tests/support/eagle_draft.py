@@ -1,8 +1,6 @@
 """A small draft model of EAGLE3 for the example model, trained for seconds on its text, so that the
 tokens it guesses depend on hidden states, and on its own cache of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

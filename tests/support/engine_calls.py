@@ -4,8 +4,6 @@ A case is `{"argv": [...], "env": {...}}`. Nothing is started; an answer says wh
 what was refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib
@@ -170,9 +168,7 @@ def _of(k_dim: int, v_dim: int) -> list[float]:
         return fused[..., :dim]  # rows of a joint projection are not adjacent
 
     q = rows(sum(LENGTHS), HEADS * GROUP, k_dim)
-    new, cached = (
-        (rows(count, HEADS, k_dim), rows(count, HEADS, v_dim)) for count in (len(q), CACHED)
-    )
+    new, cached = ((rows(n, HEADS, k_dim), rows(n, HEADS, v_dim)) for n in (len(q), CACHED))
     ends = list(accumulate(LENGTHS))
     batch: Any = SimpleNamespace(
         qo_indptr=torch.tensor([0, *ends], dtype=torch.int32),
@@ -293,9 +289,7 @@ def layer(attributes: dict[str, Any]) -> str:
 
     from oscar_zoo.engines.sglang import refusals
 
-    assigned = {
-        name: attributes.pop(name) for name in ("xai_temperature_len",) if name in attributes
-    }
+    assigned = {key: attributes.pop(key) for key in ("xai_temperature_len",) if key in attributes}
     if "attn_type" in attributes:
         attributes["attn_type"] = AttentionType(attributes["attn_type"])
     built = RadixAttention(

@@ -1,8 +1,6 @@
 """What the token-equality suite runs: the workloads, and the ways to run them that must not change
 a token."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -251,12 +249,7 @@ def answers(run: Mapping[str, Any], what: str = "tokens") -> dict[str, Any]:
 
 def logprobs(run: Mapping[str, Any]) -> list[float]:
     """Of every token of every answer; a random model has few tokens to choose from."""
-    return [
-        value
-        for group in answers(run, "logprobs").values()
-        for request in group
-        for value in request
-    ]
+    return [one for group in answers(run, "logprobs").values() for row in group for one in row]
 
 
 def scheduling_groups(*, queue: int = 10, new: int = 14) -> list[dict[str, Any]]:

@@ -7,8 +7,6 @@ not start; `probe` looks at the hooks of this process; `memory` counts what is f
 after. Modes and deliberate bugs are those of `int2_test_plugin`, by the environment.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -86,7 +84,7 @@ def main(place: Path, out: Path) -> None:
         if job["engine"].get("enable_metrics"):
             result["metrics"] = scrape()
         result["info"] = [
-            state.get("oscar_int2") for state in engine.get_server_info()["internal_states"]
+            one.get("oscar_int2") for one in engine.get_server_info()["internal_states"]
         ]
     finally:
         engine.shutdown()
@@ -194,9 +192,7 @@ def scrape() -> list[dict[str, Any]]:
             for sample in family.samples
             if sample.name.startswith(("oscar_", "sglang:kv_", "sglang:hicache_", "sglang:load_"))
         ]
-        rows = [
-            sample["value"] for sample in samples if sample["name"] == "oscar_int2_used_ring_rows"
-        ]
+        rows = [one["value"] for one in samples if one["name"] == "oscar_int2_used_ring_rows"]
         if time.monotonic() > deadline or (rows and not any(rows)):
             return samples
         time.sleep(0.2)

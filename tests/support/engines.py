@@ -1,8 +1,6 @@
 """SGLang Engines for tests: every job once, in processes that are forked from one that imported
 SGLang."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

@@ -1,8 +1,6 @@
 """A command that goes on running as a fork of the process that imported SGLang, held as by
 `subprocess.Popen`; see `forked_commands` for what forks cannot test."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

@@ -1,8 +1,6 @@
 """Programs of this interpreter that are forked from this process instead of started: what it has
 imported they need not import."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

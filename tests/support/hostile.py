@@ -5,8 +5,6 @@ the code it must get.
 little memory and time, and prints `[name, expected, got, CPU seconds, peak KiB]` of all as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -4,8 +4,6 @@ Checksums are right unless the checksum is what is wrong, so every file reaches 
 about.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import struct

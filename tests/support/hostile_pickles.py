@@ -1,7 +1,5 @@
 """Pickles with any opcode in any place, and the bad files made of them."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

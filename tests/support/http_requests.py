@@ -1,21 +1,19 @@
 """Requests that a server must refuse, and the field that each answer must name. Without the
 checks of the plugin many of them end the whole server."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue
 import shutil
+import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from engines import MODEL
+from raw_server import RawServer, Seen, answer
 
 HUGE = 10**15
 VOCABULARY = json.loads((MODEL / "config.json").read_text())["vocab_size"]
@@ -206,25 +204,11 @@ def serving(html: str) -> Iterator[Page]:
     """Serve the page `html` while the block runs."""
     said: queue.Queue[Any] = queue.Queue()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(html.encode())
+    def handle(connection: socket.socket, seen: Seen) -> None:
+        if seen.method == "POST":
+            said.put(json.loads(seen.body))
+        kind = "text/html; charset=utf-8"
+        connection.sendall(answer(html.encode(), Content_Type=kind))
 
-        def do_POST(self) -> None:
-            said.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield Page(server.server_port, said)
-    finally:
-        server.shutdown()
-        server.server_close()
+    with RawServer(handle) as server:
+        yield Page(server.port, said)

@@ -5,8 +5,6 @@ The most recent fault that matches wins. Faults of content need no path: without
 listings alone. They are not for redirects and refusals, which do not count as hits either.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import inspect
 import json
@@ -17,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from hub_repositories import Blob, HubState
-from hub_wire import ReadFile, Reply, Request
+from hub_wire import ReadFile, Refused, Reply, Request
 
 Answer = Callable[[], Reply]
 _READS = ("GET",)
@@ -56,12 +54,18 @@ class Faults:
     def add(
         self,
         kind: str,
-        path: str | None,
-        times: int | None,
-        method: str | None,
-        arguments: dict[str, Any],
+        path: str | None = None,
+        times: int | None = None,
+        *,
+        method: str | None = None,
+        **arguments: Any,
     ) -> Fault:
-        """Switch a fault on."""
+        """Switch a fault on for requests whose unquoted path matches the glob `path`, so many times
+        or until removed.
+
+        The glob is also tried on path and query together, and on the path of the file inside the
+        repository. The kinds and their arguments are the functions below.
+        """
         inspect.signature(_KINDS[kind]).bind(None, None, None, **arguments)
         of_content = kind in _OF_CONTENT
         methods = (method.upper(),) if method else _READS if of_content else _ALL
@@ -73,7 +77,6 @@ class Faults:
         return fault
 
     def clear(self) -> None:
-        """Switch all off."""
         with self._lock:
             self._active.clear()
 
@@ -94,12 +97,8 @@ class Faults:
             return none.reply
 
 
-class _NoContent(Exception):
-    """A reply that faults of content are not for: a redirect to the content, a refusal."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.status)
-        self.reply = reply
+class _NoContent(Refused):
+    """Carries a reply that faults of content are not for: a redirect to it, a refusal."""
 
 
 def _with_content(answer: Answer) -> Answer:

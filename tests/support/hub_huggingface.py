@@ -1,8 +1,6 @@
 """What Hugging Face answers: model repositories, their listings, contents, commits, tags and
 proposals."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -189,7 +187,6 @@ def writable(hub: HubState, request: Request, repo_id: str) -> Repository:
 
 
 def at(repo: Repository, revision: str) -> Commit:
-    """What a revision means."""
     try:
         return repo.at(revision)
     except NoSuchRevision:

@@ -3,8 +3,6 @@
 Everything but the OpenAPI part comes in one envelope. There is no compare-and-swap on commits.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Mapping
 from typing import Any

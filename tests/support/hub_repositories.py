@@ -74,14 +74,12 @@ class Commit:
     def folders(self) -> list[str]:
         """Every folder, sorted."""
         return sorted(
-            {path[:i] for path in self.blobs for i, char in enumerate(path) if char == "/"}
+            {name[:i] for name in self.blobs for i, char in enumerate(name) if char == "/"}
         )
 
 
 @dataclass(frozen=True)
 class Pull:
-    """A proposed commit."""
-
     number: int
     branch: str
     commit: Commit
@@ -218,9 +216,7 @@ class Repository:
         with self.lock:
             commit = self.pulls[number - 1].commit
             before = self.history[commit.parent].blobs if commit.parent else {}
-            changed = {
-                path: blob for path, blob in commit.blobs.items() if before.get(path) != blob
-            }
+            changed = {key: blob for key, blob in commit.blobs.items() if before.get(key) != blob}
             return self.commit_blobs(changed, message=commit.message).oid
 
     def rewrite_history(self) -> str:
@@ -270,5 +266,4 @@ class HubState:
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def find(self, kind: Kind, repo_id: str) -> Repository | None:
-        """A repository, if there is one."""
         return self.repositories.get((kind, repo_id))

@@ -10,8 +10,6 @@ request on record.
 `server.plain_url` never does.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile
@@ -20,12 +18,12 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import hub_huggingface
 import hub_modelscope
 import hub_wire
-from hub_faults import Fault, Faults
+from hub_faults import Faults
 from hub_repositories import HubState, Kind, Repository
 from hub_wire import CERTIFICATE, Port, Record, Refused, Reply, Request, server_context
 
@@ -40,6 +38,7 @@ class HubServer(HubState):
         self.requests: list[Record] = []
         self.failures: list[str] = []
         self._faults = Faults(self)
+        self.fault, self.clear_faults = self._faults.add, self._faults.clear
         self._stopping = threading.Event()
         self._sockets: list[socket.socket] = []
         self._folder = tempfile.TemporaryDirectory()
@@ -105,29 +104,7 @@ class HubServer(HubState):
         return repo
 
     def clear(self) -> None:
-        """Empty the record of requests."""
         self.requests.clear()
-
-    def fault(
-        self,
-        kind: str,
-        path: str | None = None,
-        times: int | None = None,
-        *,
-        method: str | None = None,
-        **arguments: Any,
-    ) -> Fault:
-        """Switch a fault on for requests whose unquoted path matches the glob `path`, so many times
-        or until removed.
-
-        The glob is also tried on path and query together, and on the path of the file inside the
-        repository. The kinds and their arguments are the functions of `hub_faults`.
-        """
-        return self._faults.add(kind, path, times, method, arguments)
-
-    def clear_faults(self) -> None:
-        """Switch all faults off."""
-        self._faults.clear()
 
     def hang_accept(self) -> str:
         """Address of a port that takes connections and reads nothing."""

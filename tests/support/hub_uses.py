@@ -1,7 +1,5 @@
 """Hubs in folders with versions put there directly, past every check of `publish`."""
 
-from __future__ import annotations
-
 import fcntl
 import sys
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A reply says what is sent and how: at which pace, how much of it, and how the co
 are made there, so that routes only know the truth.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -98,7 +96,6 @@ class Request:
         return json.loads(self.body or b"{}")
 
     def form(self, name: str) -> list[str]:
-        """All values of a field of a form."""
         return parse_qs(self.body.decode()).get(name, [])
 
 
@@ -145,7 +142,6 @@ class Refused(Exception):
 
 
 def as_json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
-    """A reply with `value` as JSON."""
     return Reply(
         status,
         {"Content-Type": "application/json; charset=utf-8"} | (headers or {}),
@@ -163,13 +159,11 @@ def serve_content(request: Request, data: bytes, read: ReadFile, headers: dict[s
     if not asked.startswith("bytes="):
         return Reply(200, headers, view)
     first, _, last = asked.removeprefix("bytes=").partition("-")
-    start = int(first) if first else max(total - int(last), 0)
+    at = int(first) if first else max(total - int(last), 0)
     end = min(int(last), total - 1) if first and last else total - 1
-    if start > end:
+    if at > end:
         return Reply(416, headers | {"Content-Range": f"bytes */{total}"})
-    return Reply(
-        206, headers | {"Content-Range": f"bytes {start}-{end}/{total}"}, view[start : end + 1]
-    )
+    return Reply(206, headers | {"Content-Range": f"bytes {at}-{end}/{total}"}, view[at : end + 1])
 
 
 class Port(ThreadingHTTPServer):
@@ -190,12 +184,10 @@ class Port(ThreadingHTTPServer):
             )
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Remember the connection, then serve it in a thread."""
         self._open.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget the connection and end it."""
         self._open.discard(request)
         super().shutdown_request(request)
 

@@ -1,8 +1,6 @@
 """A small model with multi-head latent attention (MLA) that SGLang runs on a CPU, an artifact for
 its latents, and a server of them in one process, with the cache of the study in `contrib/mla`."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,14 @@ import torch
 from cache_oracle import general_set
 from latent_cache import LatentCache, geometry
 from reference_server import ReferenceServer
-from tiny_artifacts import manifest, write_folder
+from tiny_artifacts import cache_shape, manifest, write_folder
 from tiny_model import RANK, ROPE
 from torch import Tensor
 
 from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, OF_LATENTS
-from oscar_zoo.artifact.specs import Clip, Geometry, Windows
+from oscar_zoo.artifact.specs import Clip, Windows
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.compute.methods import feedback
 from oscar_zoo.evaluate.simulated_cache import SimulatedLayer
@@ -68,14 +66,7 @@ def transforms(*, carried: bool) -> tuple[RotationSet, list[simulate.Fit]]:
 
 def write_artifact(folder: Path, *, carried: bool) -> Path:
     data = rotation_bytes(transforms(carried=carried)[0])
-    shape = Geometry(
-        num_layers=LAYERS,
-        num_q_heads=4,
-        num_kv_heads=1,
-        head_dim=RANK,
-        v_head_dim=RANK,
-        attention_layers=tuple(range(LAYERS)),
-    )
+    shape = cache_shape(LAYERS, heads=4, kv_heads=1, dim=RANK)
     pair = manifest({"k.pt": data, "v.pt": data}, geometry=shape)
     digest = file_digest(NAME, data)
     entry = pair.files[0].model_copy(

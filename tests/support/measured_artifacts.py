@@ -1,7 +1,5 @@
 """Small artifacts whose manifest says what was measured when they were made."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -106,7 +104,6 @@ def figure(task: str, before: float, after: float, *, digest: str = DIGEST, **mo
 def write_scores(
     path: Path, *scores: Score, digest: str = DIGEST, artifact: ArtifactId = HARD
 ) -> Path:
-    """A score file at `path`, which is returned."""
     path.write_bytes(ScoreFile.of(artifact, digest, scores).to_bytes())
     return path
 
@@ -146,7 +143,6 @@ def public_file(private: Path) -> Path:
 
 
 def model_signing(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command of the package `model-signing`."""
     return subprocess.run(
         [sys.executable, "-m", "model_signing", *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(CHECKER)},

@@ -5,8 +5,6 @@ of a model with convolutions. Whatever only drafts ask for still runs in the ker
 `test_stock_code.py` compares both.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers small enough to predict by eye: one token per character."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

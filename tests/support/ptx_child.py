@@ -1,8 +1,6 @@
 """Compile the Triton kernels for compute capability 9.0, without a GPU, and print what the
 assembler says of them as JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -120,10 +118,8 @@ def _assembled(
         {places[name]: value for name, value in constants.items()},
         {places[name]: [["tt.divisibility", 16]] for name in aligned},
     )
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}
-    )
-    return _measured(compiled.asm["ptx"])
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    return _measured(made.asm["ptx"])
 
 
 def _measured(text: str) -> dict[str, int]:

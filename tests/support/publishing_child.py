@@ -4,8 +4,6 @@ One JSON object per line in, one per line out. Starting it costs a second, so te
 client version.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -38,7 +36,6 @@ class Publisher:
         self.client = self.do("version")
 
     def start(self, what: str, **arguments: Any) -> Self:
-        """Send a command; `answer` gives what came of it."""
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
         self._child.stdin.flush()
@@ -52,15 +49,12 @@ class Publisher:
         return json.loads(line)
 
     def do(self, what: str, **arguments: Any) -> Any:
-        """Run a command to its end."""
         return self.start(what, **arguments).answer()
 
     def forget(self) -> None:
-        """Drop what it has fetched."""
         shutil.rmtree(self._cache, ignore_errors=True)
 
     def close(self) -> None:
-        """End the child."""
         self._child.communicate(timeout=300)
 
 

@@ -60,7 +60,6 @@ class LayerRows:
     weights: Rows
 
     def part(self, tokens: slice) -> LayerRows:
-        """The same layer and fewer tokens."""
         return LayerRows(
             *(x[:, tokens] for x in (self.query, self.key, self.value, self.output)), self.weights
         )
@@ -96,14 +95,12 @@ def weigh(sums: LayerMoments, rows: LayerRows) -> None:
 
 
 def empty_moments(geometry: Geometry = MODEL.geometry) -> Moments:
-    """Empty sums for every layer."""
     shape = (geometry.num_kv_heads, geometry.head_dim, geometry.v_head_dim)
     layers = {layer: LayerMoments.zeros(*shape) for layer in geometry.attention_layers}
     return Moments(geometry, layers)
 
 
 def random_moments(*, tokens: int = TOKENS, seed: int = 0, weighted: bool = True) -> Moments:
-    """Complete moments of `MODEL`."""
     moments = empty_moments(MODEL.geometry)
     for layer, sums in moments.layers.items():
         rows = layer_rows(layer, tokens=tokens, seed=seed)

@@ -1,24 +1,25 @@
 """A server that says exactly the bytes a test gives it: to be silent, slow, short, or to break off
 at any byte."""
 
-from __future__ import annotations
-
 import contextlib
+import json
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import NoReturn, Self
 
 
 @dataclass(frozen=True)
 class Seen:
     """A request as it arrived; names of `headers` are lower case."""
 
+    method: str
     target: str
     headers: dict[str, str]
+    body: bytes
 
 
 Handler = Callable[[socket.socket, Seen], None]
@@ -71,7 +72,9 @@ class RawServer:
                 while header := stream.readline().strip():
                     name, _, value = header.decode("latin-1").partition(":")
                     headers[name.lower()] = value.strip()
-                seen = Seen(line.decode("latin-1").split(" ")[1], headers)
+                method, target, _ = line.decode("latin-1").split(" ")
+                body = stream.read(int(headers.get("content-length", 0)))
+                seen = Seen(method, target, headers, body)
                 self.requests.append(seen)
                 self._handler(connection, seen)
 
@@ -80,7 +83,7 @@ class RawServer:
         for byte in data:
             connection.sendall(bytes([byte]))
             if self.ending.wait(pause):
-                raise StopIteration
+                hang_up(connection)
 
 
 def answer(body: bytes = b"", *, status: str = "200 OK", **headers: object) -> bytes:
@@ -96,9 +99,19 @@ def answer(body: bytes = b"", *, status: str = "200 OK", **headers: object) -> b
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
 
 
+def json_answer(value: object, **headers: object) -> bytes:
+    """A whole answer with `value` as JSON."""
+    return answer(json.dumps(value).encode(), **headers)  # type: ignore[arg-type]
+
+
 def reset(connection: socket.socket) -> None:
     """Break the connection off in the rude way."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    hang_up(connection)
+
+
+def hang_up(connection: socket.socket) -> NoReturn:
+    """End the connection behind what was sent."""
     connection.close()
     raise StopIteration
 

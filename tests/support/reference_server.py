@@ -47,7 +47,6 @@ class Served:
 
     @property
     def answer(self) -> list[int]:
-        """Generated tokens."""
         return self.ids[self.prompt :]
 
 
@@ -197,9 +196,7 @@ def equal_answers(
 ) -> float:
     """The part of the tokens of `engine_cases.one_at_a_time` that equal the reference's."""
     new = engine_cases.NEW
-    equal = sum(
-        equal_tokens(groups[f"new{i}"]["tokens"][0], donor) for i, donor in enumerate(donors)
-    )
+    equal = sum(equal_tokens(groups[f"new{i}"]["tokens"][0], one) for i, one in enumerate(donors))
     if "turn2" not in groups:
         return equal / (new * len(groups))
     (turn,), (cached,) = groups["turn2"]["prompts"], groups["turn2"]["cached"]

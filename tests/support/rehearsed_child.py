@@ -1,8 +1,6 @@
 """`ahead`: compile what a worker on this GPU will need, without touching the GPU. `serve`: be that
 worker until it is ready. Arguments behind it: channels of a row, drafts, and `tree` or `chain`."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

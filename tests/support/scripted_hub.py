@@ -1,8 +1,6 @@
 """A real folder hub that behaves like a remote one: tags, proposals, and events in the order a test
 gives."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -10,13 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.errors import (
-    ConflictError,
-    HubUnreachable,
-    NetworkError,
-    RepositoryNotFound,
-    RevisionNotFound,
-)
+from oscar_zoo import errors
 from oscar_zoo.registry.hubs.base import Change, Commit
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
@@ -37,14 +29,14 @@ class ScriptedHub:
         self.commits: list[Change] = []
         self.tags: dict[str, str | None] = {}
         self.refuse_tag: Exception | None = None
-        self.down: NetworkError | None = None
+        self.down: errors.NetworkError | None = None
         self.created = 0
 
     def __getattr__(self, name: str) -> Any:
         if self.down is not None:
             raise self.down
         if not self.exists:
-            raise RepositoryNotFound.for_hub(self.title)
+            raise errors.RepositoryNotFound.for_hub(self.title)
         return getattr(self.folder, name)
 
     def refresh(self) -> None:
@@ -57,7 +49,7 @@ class ScriptedHub:
     def at(self, revision: str) -> Any:
         """A tag names the present content here, whatever it stood on: versions do not change."""
         if revision not in self.tags and revision != self.folder.revision:
-            raise RevisionNotFound.for_hub(self.title, revision)
+            raise errors.RevisionNotFound.for_hub(self.title, revision)
         return self.folder
 
     def commit(self, change: Change) -> Commit:
@@ -75,24 +67,24 @@ class ScriptedHub:
         if self.refuse_tag is not None:
             raise self.refuse_tag
         if self.tags.setdefault(name, revision) != revision:
-            raise ConflictError(f"the tag {name} exists.")
+            raise errors.ConflictError(f"the tag {name} exists.")
 
 
 def lose_reply(hub: ScriptedHub, change: Change) -> Commit:
     """The change arrives, the answer does not."""
     hub.write(change)
-    raise HubUnreachable.for_hub(hub.title, "connection reset")
+    raise errors.HubUnreachable.for_hub(hub.title, "connection reset")
 
 
 def lose_request(hub: ScriptedHub, change: Change) -> Commit:
     """Nothing arrives."""
-    raise HubUnreachable.for_hub(hub.title, "connection reset")
+    raise errors.HubUnreachable.for_hub(hub.title, "connection reset")
 
 
 def lose_reply_and_die(hub: ScriptedHub, change: Change) -> Commit:
     """The change arrives, and nothing answers after that."""
     hub.write(change)
-    hub.down = HubUnreachable.for_hub(hub.title, "connection refused")
+    hub.down = errors.HubUnreachable.for_hub(hub.title, "connection refused")
     raise hub.down
 
 
@@ -107,7 +99,6 @@ def after(action: Callable[[], object]) -> Event:
 
 
 def index_of(hub: LocalHub | ScriptedHub) -> Index:
-    """The index a hub has now."""
     hub.refresh()
     data = hub.root_file("index.json")
     return Index.empty() if data is None else Index.from_bytes(data)
@@ -152,8 +143,6 @@ class Injection:
 
 
 def raise_error(code: int = errno.ENOSPC) -> Callable[[], None]:
-    """An action that fails as the operating system would."""
-
     def act() -> None:
         raise OSError(code, os.strerror(code))
 

@@ -1,8 +1,6 @@
 """`oscar-zoo serve` for real: the example model with a fitted rotation, a server that is started as
 users do or forked, and the processes that belong to it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

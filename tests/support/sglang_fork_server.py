@@ -1,7 +1,5 @@
-"""The process behind `sglang_forks`: it imports SGLang, then forks for every client, and there for
-every call."""
-
-from __future__ import annotations
+"""The process behind `sglang_forks`: it imports SGLang, or what most commands import, then forks
+for every client, and there for every call."""
 
 import contextlib
 import ctypes
@@ -15,7 +13,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,16 +30,26 @@ PRELOADED = (
     "oscar_zoo.engines.sglang.hooks.installation",
 )
 """Importing them has no effect on SGLang."""
+COMMANDS = (
+    "filelock numpy yaml httpx rich.console rich.progress rich.table forked_commands"
+    " oscar_zoo.registry.artifacts oscar_zoo.registry.mirror oscar_zoo.registry.publish"
+    " oscar_zoo.registry.pull oscar_zoo.registry.hubs.huggingface oscar_zoo.registry.hubs.http"
+    " oscar_zoo.serving.doctor oscar_zoo.cli.commands.pull oscar_zoo.cli.main"
+).split()
+CLIENTS = {"huggingface_hub", "modelscope_hub"}
+"""They read variables while they are imported, so every command imports them itself."""
 POLL_SECONDS = 2.0
 """This long after its last client the process ends."""
 
 
-def serve(listener: socket.socket, preload: Callable[[], None] | None = None) -> None:
-    """Import SGLang, or what `preload` imports, then serve everybody who connects; ends after the
+def serve(listener: socket.socket, what: str) -> None:
+    """Import `sglang` or what `commands` need, then serve everybody who connects; ends after the
     last client."""
     failure = ""
     try:
-        (preload or _preload)()
+        _preload() if what == "sglang" else _preload_commands()
+        gc.collect()
+        gc.freeze()  # or every collection of a call would walk all that was imported
     except Exception:
         failure = traceback.format_exc()
     sessions: set[int] = set()
@@ -73,8 +81,12 @@ def _preload() -> None:
     _find_bindings_once()
     # It finds the place of our command line by our variables, which forks replace.
     importlib.import_module("setproctitle").getproctitle()
-    gc.collect()
-    gc.freeze()  # or every collection of a call would walk all that was imported
+
+
+def _preload_commands() -> None:
+    for module in COMMANDS:
+        importlib.import_module(module)
+    assert not CLIENTS & sys.modules.keys()
 
 
 def _session(connection: socket.socket, failure: str) -> None:

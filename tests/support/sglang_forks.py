@@ -12,8 +12,6 @@ of a run of the tests has a connection of its own, the first one starts it, and 
 last one.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno
@@ -118,24 +116,21 @@ def connect(front: Path | None = None) -> Forks:
         env["PYTHONPATH"] = os.pathsep.join([str(front), env["PYTHONPATH"]])
     # Releases compile other sources under the same name, and would build in one folder at once.
     env["TORCH_EXTENSIONS_DIR"] = str(Path(sys.prefix) / "torch-extensions" / name)
-    return connect_to("sglang_fork_server", env, name)
+    return connect_to("sglang", env, name)
 
 
-def connect_to(server: str, env: Mapping[str, str] | None = None, name: str = "installed") -> Forks:
-    """A connection to the process that runs `serve` of the module `server` of this folder.
-
-    Args:
-        env: its whole environment; by default ours.
-    """
+def connect_to(what: str, env: Mapping[str, str] | None = None, name: str = "installed") -> Forks:
+    """A connection to the process that imported `what`, with the whole environment `env`, or
+    ours."""
     env = os.environ if env is None else env
-    forks = _connect(f"\0oscar-zoo {RUN} {server} {name}", env, server)
+    forks = _connect(f"\0oscar-zoo {RUN} {what} {name}", env, what)
     atexit.register(forks.close)
     return forks
 
 
-def _connect(address: str, env: Mapping[str, str], server: str) -> Forks:
+def _connect(address: str, env: Mapping[str, str], what: str) -> Forks:
     while True:
-        _start_once(address, env, server)
+        _start_once(address, env, what)
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(address)
@@ -145,7 +140,7 @@ def _connect(address: str, env: Mapping[str, str], server: str) -> Forks:
             time.sleep(0.05)
 
 
-def _start_once(address: str, env: Mapping[str, str], server: str) -> None:
+def _start_once(address: str, env: Mapping[str, str], what: str) -> None:
     """Start the process unless it is there, with the whole environment `env`; only one can listen
     at an address."""
     with socket.socket(socket.AF_UNIX) as listener:
@@ -157,7 +152,8 @@ def _start_once(address: str, env: Mapping[str, str], server: str) -> None:
             return
         listener.listen()
         number = listener.fileno()
-        code = f"import socket, {server} as server; server.serve(socket.socket(fileno={number}))"
+        call = f"serve(socket.socket(fileno={number}), {what!r})"
+        code = f"import socket, sglang_fork_server; sglang_fork_server.{call}"
         here = Path(__file__).parent
         modules = [here, here.parents[1] / "contrib/reliability"]
         path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *map(str, modules)]))

@@ -1,7 +1,5 @@
 """SGLang's own HTTP server with our plugin, forked from the process that imported SGLang."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

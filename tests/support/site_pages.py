@@ -1,7 +1,5 @@
 """Pages of the site as data, and the hub that tests build it from."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math
@@ -199,9 +197,7 @@ def _verified(divergence: float) -> VerifiedWidths:
 
 def _curve(layers: int, best: float) -> ClipChart:
     ratios = (0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0)
-    errors = tuple(
-        tuple(0.2 + n / 10 + (ratio - best) ** 2 for ratio in ratios) for n in range(layers)
-    )
+    errors = tuple(tuple(0.2 + n / 10 + (one - best) ** 2 for one in ratios) for n in range(layers))
     mean = tuple(sum(column) / layers for column in zip(*errors, strict=True))
     return ClipChart(error="output", ratios=ratios, layers=errors, mean=mean, chosen=0.94)
 

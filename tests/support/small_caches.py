@@ -1,8 +1,6 @@
 """INT2 caches of a few small layers: one that takes steps with drafts, and a cache with kernels
 beside one with their references, fed the same steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What a row of `architecture_rows` says of a small random model, and values that rows share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +81,10 @@ VISION: Values = {
     "depth": 1, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "patch_size": 16,
     "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 256, "in_channels": 3,
 }  # fmt: skip
+QWEN3_VL: Values = {
+    "vision_config": {**VISION, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+    **IMAGE_TOKENS,
+}
 CLIP_VISION: Values = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
     "image_size": 56, "patch_size": 14,

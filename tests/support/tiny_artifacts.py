@@ -1,7 +1,5 @@
 """Small artifacts with real rotation files, for tests of everything that moves or checks them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +27,17 @@ from oscar_zoo.artifact.manifest import (
 from oscar_zoo.artifact.specs import Clip, Geometry, Harness, ServingRecipe, Widths
 from oscar_zoo.artifact.writer import rotation_bytes
 
-TINY = Geometry(
-    num_layers=4, num_q_heads=4, num_kv_heads=2, head_dim=64, v_head_dim=64,
-    attention_layers=(0, 1, 2, 3),
-)  # fmt: skip
+
+def cache_shape(
+    layers: int, *, heads: int, kv_heads: int, dim: int, v_dim: int = 0, at: Sequence[int] = ()
+) -> Geometry:
+    """Of a model with attention in the layers `at`, or in all."""
+    heads_of = {"num_q_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
+    rest = {"v_head_dim": v_dim or dim, "attention_layers": tuple(at or range(layers))}
+    return Geometry(num_layers=layers, **heads_of, **rest)
+
+
+TINY = cache_shape(4, heads=4, kv_heads=2, dim=64)
 K_NAME, V_NAME = "k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"
 
 
@@ -250,10 +255,7 @@ def assert_same(one: RotationSet, other: RotationSet) -> None:
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts"
 ZOO = SHARED / "OSCAR-RotationZoo"
 """`<Model>/<tag>` folders, as a hub has them."""
-HYBRID = Geometry(
-    num_layers=32, num_q_heads=16, num_kv_heads=4, head_dim=256, v_head_dim=256,
-    attention_layers=tuple(range(3, 32, 4)),
-)  # fmt: skip
+HYBRID = cache_shape(32, heads=16, kv_heads=4, dim=256, at=tuple(range(3, 32, 4)))
 """Of Qwen3.5-4B, whose other layers keep a state."""
 
 

@@ -5,8 +5,6 @@ Rows come from hooks on the models' own projections and norms; rotary embedding 
 attention are computed here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
@@ -144,7 +142,6 @@ class Rows:
 
 
 def attention_rows(loaded: LoadedModel, data: Sequence[Sequence[int]]) -> dict[int, Rows]:
-    """The rows of every full-attention layer."""
     parts: dict[int, list[Rows]] = {layer: [] for layer in loaded.block.attention_layers}
     for ids in data:
         with _hooked(loaded, parts), torch.inference_mode():

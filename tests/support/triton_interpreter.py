@@ -6,8 +6,6 @@ makes thousands. For every operation it builds types, and a type for every tuple
 It computes every sum of integers twice. Who imports this has it faster from then on.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import math

@@ -4,8 +4,6 @@ Counts come from the recipe. Which layers have full attention comes from the cla
 rule for that, such as an interval or a pattern of windows, so that the recipe is compared with it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -83,7 +81,6 @@ OF_HUB: Mapping[str, dict[str, Any]] = {
 
 
 def write_config(folder: Path, recipe: ModelRecipe) -> Path:
-    """Write `config.json` for `recipe` to `folder`."""
     shape = recipe.geometry
     text = {
         "num_hidden_layers": shape.num_layers,

@@ -1,7 +1,5 @@
 """The table of what works says the same as the code that refuses models by their `config.json`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What fits a GPU is divided as the server divides it."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import replace
 
@@ -57,9 +55,7 @@ def test_sliding_slots_are_those_of_the_plan_of_a_server() -> None:
     ("cache", "other"), [(HYBRID, STATES), (SLIDING, ONE_WINDOW)], ids=["states", "windows"]
 )
 @pytest.mark.parametrize("context", [1, 1000, 8192, 100_000])
-def test_as_many_requests_fit_as_a_server_holds_when_asked_for_them(
-    cache: Cache, other: OtherLayers, context: int
-) -> None:
+def test_as_many_requests_fit_as_are_held(cache: Cache, other: OtherLayers, context: int) -> None:
     mine, left = planner(cache, other), 50 * GB
     number = mine.requests(left, context)
     assert number > 0 and mine.divide(left, number).holds(number, context)

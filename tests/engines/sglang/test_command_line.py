@@ -1,8 +1,6 @@
 """The flags on SGLang itself, read by its own parser and resolution: what they mean, and what is
 refused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -145,9 +143,7 @@ def test_a_name_means_the_artifact_in_the_local_store(answers: dict[str, Any]) -
     assert answer["copy_digest"] is None
 
 
-def test_prefill_runs_without_graphs_unless_the_user_says_otherwise(
-    answers: dict[str, Any],
-) -> None:
+def test_prefill_runs_without_graphs_if_the_user_is_silent(answers: dict[str, Any]) -> None:
     assert answers["bare"]["graphs"] == [None, "disabled"]
     assert answers["own graphs"]["graphs"] == ["disabled", "breakable"]
 

@@ -1,7 +1,5 @@
 """Which releases of SGLang the plugin accepts, and what it says about others."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,8 +1,6 @@
 """The process that compiles ahead: workers wait as long as it or a fork of it lives, and a start
 goes on when it fails or is killed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess
@@ -97,9 +95,7 @@ def test_nobody_waits_without_a_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     compiling.wait()
 
 
-def test_a_process_that_fails_says_so_and_holds_nobody_up(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_process_that_fails_says_so_and_holds_none_up(capfd: pytest.CaptureFixture[str]) -> None:
     compile_ahead.spawn(REQUEST)  # there is no artifact
     compiling.wait()
     out, err = capfd.readouterr()

@@ -1,7 +1,5 @@
 """FlashInfer's kernels are compiled beside a start, and never longer than the server lives."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -110,9 +108,7 @@ NINJA_SAYS = "\n".join(
         ("", ""),
     ],
 )
-def test_a_build_that_fails_is_told_in_one_short_line(
-    says: str, told: str, environment: dict[str, str]
-) -> None:
+def test_a_failed_build_is_told_shortly(says: str, told: str, environment: dict[str, str]) -> None:
     attention = Path(environment["PYTHONPATH"]) / "flashinfer" / "jit" / "attention.py"
     fails = f"def build(self, verbose): raise RuntimeError({says!r})"
     attention.write_text(f"{STAND_IN}class Module(Module):\n    {fails}\n")
@@ -155,9 +151,7 @@ def test_compilers_end_with_the_server(environment: dict[str, str]) -> None:
     assert _ends(pid)
 
 
-def test_nothing_is_compiled_for_a_server_that_has_ended_already(
-    environment: dict[str, str],
-) -> None:
+def test_nothing_is_compiled_for_a_server_that_ended_already(environment: dict[str, str]) -> None:
     """Such as one that is refused in its first second, while the program imports torch."""
     built = Path(environment["BUILT"])
     subprocess.run(

@@ -7,8 +7,6 @@ orthogonal. Two runs are there to show that this comparison can fail, and that r
 really read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

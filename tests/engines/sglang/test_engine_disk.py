@@ -5,8 +5,6 @@ Slots have exact rows beside the codes, so every answer must be that of the stoc
 was reused. What would be wrong is wrong in the tokens.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -92,9 +90,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], D
 
 
 @pytest.mark.parametrize("release", SALTED)
-def test_a_restarted_server_finds_what_the_first_one_wrote(
-    disk: Callable[[str], Disk], release: str
-) -> None:
+def test_a_restarted_server_finds_what_it_wrote(disk: Callable[[str], Disk], release: str) -> None:
     servers = disk(release)
     first, second = servers.runs.result("wrote"), servers.serve("restarted", "files", SECOND)
     assert servers.right(first) and servers.right(second)
@@ -221,9 +217,7 @@ def test_broken_files_are_misses_that_are_counted_and_written_again(
     assert servers.right(healed) and cached(healed) == {REACH} and counts(healed)["broken"] == 0
 
 
-def test_a_server_that_was_killed_before_first_tokens_leaves_a_miss(
-    disk: Callable[[str], Disk],
-) -> None:
+def test_a_server_killed_before_first_tokens_leaves_a_miss(disk: Callable[[str], Disk]) -> None:
     servers = disk(INSTALLED)
     for path in servers.copied("killed"):
         if path.suffix == ".sinks":

@@ -7,8 +7,6 @@ codes alone, rows that left the window are read as codes, so also the tiers must
 with a bug show that each comparison can fail.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any

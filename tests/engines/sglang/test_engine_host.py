@@ -8,8 +8,6 @@ because the end of a prompt is prefilled again. Pages come back when somebody wa
 not before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ A cache of this process is the reference. Other chunk sizes and another clip mus
 so the comparison can fail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -165,9 +163,7 @@ def test_a_hit_keeps_its_first_tokens(engines: Engines) -> None:
     assert report["sinks"]["hits"] > 0 == report["sinks"]["lost"]
 
 
-def test_int2_tokens_are_those_of_the_reference(
-    engines: Engines, reference: ReferenceServer
-) -> None:
+def test_int2_tokens_are_the_reference_s(engines: Engines, reference: ReferenceServer) -> None:
     """Chunked prefill over INT2 history; then the same prompts again and a second turn, whose
     prefix is a cache hit."""
     groups = engines.result("int2")["groups"]
@@ -207,9 +203,7 @@ def third_turn(groups: dict[str, Any], reference: ReferenceServer, second: Serve
     return equal_tokens(groups["turn3"]["tokens"][0], third)
 
 
-def test_widths_of_layers_and_sides_are_those_of_the_recipe(
-    engines: Engines, reference: ReferenceServer
-) -> None:
+def test_widths_of_layers_are_the_recipe_s(engines: Engines, reference: ReferenceServer) -> None:
     """Chunked prefill and hits over codes of 2 and 4 bits, token by token."""
     run = engines.result("mixed")
     (info,), (report,) = run["info"], run["reports"]
@@ -248,9 +242,7 @@ def test_the_reference_is_the_librarys(reference: ReferenceServer) -> None:
     equal_tokens(tokens, reference.generate(ids, NEW))
 
 
-def test_another_chunk_size_gives_other_tokens(
-    engines: Engines, reference: ReferenceServer
-) -> None:
+def test_other_chunk_sizes_give_other_tokens(engines: Engines, reference: ReferenceServer) -> None:
     """So the comparison above does depend on which tokens are read as INT2."""
     other, groups = ReferenceServer(reference.model, reference.spec, 300), first(engines, "int2")
     assert [other.generate(ids, NEW).answer for ids in recall_prompts()] != groups
@@ -262,9 +254,7 @@ def first(engines: Engines, name: str) -> list[list[int]]:
     return [groups[f"new{i}"]["tokens"][0] for i in range(len(recall_prompts()))]
 
 
-def test_the_reference_notices_a_clip_one_rank_lower(
-    engines: Engines, reference: ReferenceServer
-) -> None:
+def test_the_reference_notices_a_lower_clip(engines: Engines, reference: ReferenceServer) -> None:
     with pytest.raises(AssertionError, match="which leads by"):
         for ids, tokens in zip(recall_prompts(), first(engines, "clip"), strict=True):
             equal_tokens(tokens, reference.generate(ids, NEW))

@@ -4,8 +4,6 @@ engine's own batches.
 What a GPU adds and this cannot show: CUDA graphs, FlashInfer, and the speed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -12,8 +12,6 @@ Without an INT2 cache SGLang serves Gemma 4 on a CPU from 0.5.21 on. From 0.5.23
 a newer transformers than the one that is installed here.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,9 +194,7 @@ def test_the_reference_notices_layers_that_change_places(runs: Runs, reference: 
 
 @only("runs", "windows")
 @pytest.mark.parametrize("family", OTHERS)
-def test_other_families_have_the_tokens_of_the_reference(
-    runs: Runs, tmp_path: Path, family: str
-) -> None:
+def test_families_have_the_tokens_of_the_reference(runs: Runs, tmp_path: Path, family: str) -> None:
     """SGLang compares the backends of a small gpt-oss and EXAONE 4 with lists of its own. Layers of
     both kinds have learned sinks in gpt-oss, and in Mellum a rotary embedding for each kind; stock
     SGLang keeps both models in two pools. Only the layers with a window have one in EXAONE 4."""

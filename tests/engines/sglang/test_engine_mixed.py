@@ -1,8 +1,6 @@
 """A hundred and fifty requests with aborts, evictions and a long queue leave nothing behind and
 answer as stock SGLang does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import engine_cases

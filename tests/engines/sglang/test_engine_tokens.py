@@ -7,8 +7,6 @@ that the comparison can fail, with the installed release. The first test of anot
 whether every hook has its place there, so a failure names the release that broke.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import engine_cases
@@ -108,9 +106,7 @@ def test_the_published_launch_command_is_understood(engines: Of, release: str) -
 
 
 @elsewhere
-def test_an_installed_plugin_changes_nothing_while_it_is_not_used(
-    engines: Of, release: str
-) -> None:
+def test_an_installed_plugin_changes_nothing_while_unused(engines: Of, release: str) -> None:
     """On a GPU SGLang would write keys from inside the rotary embedding for a pool of bfloat16
     rows. Heads are those for 2, 4 and 8 KV heads on 1, 2, 4 and 8 ranks."""
     stock, idle = engines(release).result("stock"), engines(release).result("idle")
@@ -128,9 +124,7 @@ def test_tokens_are_those_of_the_stock_backend(engines: Of, release: str, name: 
 
 
 @each([*EXPERTS, (INSTALLED, "images"), (INSTALLED, "transformers")])
-def test_tokens_of_other_models_are_those_of_the_stock_backend(
-    engines: Of, release: str, name: str
-) -> None:
+def test_tokens_of_other_models_are_those_of_stock(engines: Of, release: str, name: str) -> None:
     """Layers of a mixture of experts ask the backend for the pools, to write keys from inside the
     rotary embedding where they can. With images positions have three parts, and layers belong to a
     part of the model. One model SGLang runs with the code of transformers."""
@@ -146,9 +140,7 @@ def test_the_comparison_notices(engines: Of, release: str, name: str) -> None:
 
 
 @each([(release, "small_pool") for release in RELEASES])
-def test_the_tables_of_sglang_are_counted_for_every_token_slot(
-    engines: Of, release: str, name: str
-) -> None:
+def test_the_tables_of_sglang_count_for_token_slots(engines: Of, release: str, name: str) -> None:
     free_list = 2 * 8  # int64, and a copy while slots are given back
     tables = engines(release).result(name)["memory"][0]["table_bytes"]
     assert tables + free_list == memory_plan.SLOT_TABLES

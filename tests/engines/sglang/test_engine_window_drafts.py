@@ -7,8 +7,6 @@ are retracted or given up. The sliding layers run in `SlidingOnCpu`, in the plac
 Triton backend. Runs with a bug show that the comparison can fail.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -109,9 +107,7 @@ def test_drafts_are_accepted_and_rejected(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("name", "of"), [("int2_chain", "int2"), ("sinks_chain", "sinks"), ("sinks_eagle3", "sinks")]
 )
-def test_int2_tokens_and_log_probabilities_are_those_of_plain_decoding(
-    runs: Runs, name: str, of: str
-) -> None:
+def test_int2_tokens_and_log_probabilities_are_of_decoding(runs: Runs, name: str, of: str) -> None:
     assert runs.different(name, of) == []
     for group, wanted in runs.result(of)["groups"].items():
         (got,), (want,) = runs.result(name)["groups"][group]["logprobs"], wanted["logprobs"]

@@ -1,7 +1,5 @@
 """From SGLang's batch and model runner, plain objects here, to what the INT2 cache takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import zip_longest
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The rules of the front, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -136,9 +134,7 @@ def test_administration_is_for_this_machine_only() -> None:
         assert asked(ADMINISTRATION, "POST", "/flush_cache", key, peer=peer)[0] == wanted
 
 
-def test_a_body_that_grows_too_long_or_comes_too_slowly_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_body_too_long_or_too_slow_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MOST_BODY", 10)
     assert asked(ADMINISTRATION, "POST", "/generate", body=[b"{     ", b"   }"])[0] == 200
     assert asked(ADMINISTRATION, "POST", "/generate", body=[b"{     ", b"    }"])[0] == 413

@@ -1,8 +1,6 @@
 """What stock SGLang's HTTP server does with our plugin and its front, on every release that the
 plugin supports: which requests it refuses, which routes exist, and who may ask."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -218,9 +216,7 @@ def test_the_responses_api_says_what_it_lacks(served: HttpServer) -> None:
         assert "pip install openai-harmony" in answer["error"]["message"]
 
 
-def test_the_list_of_routes_says_open_or_closed_for_every_one(
-    served: HttpServer, tmp_path: Path
-) -> None:
+def test_the_list_of_routes_says_open_or_closed_for_all(served: HttpServer, tmp_path: Path) -> None:
     """A route that a release adds is in no list, so this names it, and clients do not reach it."""
     out, log = tmp_path / "out", tmp_path / "log"
     variables = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
@@ -364,9 +360,7 @@ const tries = {
 
 
 @pytest.mark.skipif(http_requests.BROWSER is None, reason="no Chromium to open a page with")
-def test_a_page_in_a_real_browser_reads_and_changes_nothing(
-    served: HttpServer, tmp_path: Path
-) -> None:
+def test_a_page_in_a_browser_reads_and_changes_nothing(served: HttpServer, tmp_path: Path) -> None:
     """A page of another port of this machine, and one whose name is bound to the server's
     address."""
     if served.release != INSTALLED:
@@ -388,9 +382,7 @@ def test_a_page_in_a_real_browser_reads_and_changes_nothing(
 
 
 @pytest.mark.skipif(http_requests.BROWSER is None, reason="no Chromium to open a page with")
-def test_a_page_of_an_opened_origin_reads_in_a_real_browser(
-    served: HttpServer, tmp_path: Path
-) -> None:
+def test_a_page_of_an_opened_origin_reads_in_a_browser(served: HttpServer, tmp_path: Path) -> None:
     if served.release != INSTALLED:
         pytest.skip("the front is the same for every release")
     page = PAGE_OF_AN_ATTACKER.replace("KEY", KEY)

@@ -1,7 +1,5 @@
 """What a worker makes of group sizes: refused in the words that every command has."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

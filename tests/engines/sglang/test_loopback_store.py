@@ -1,7 +1,5 @@
 """The store of the workers of one machine, with torch's own rendezvous."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Metrics: what is counted, how it is published, and that the documentation lists all of it."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,8 +1,6 @@
 """What is made of streams: tokens, times, and the prompts of the next turn. An object stands in for
 the engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ First with plain objects, then with what the installed SGLang makes of a command
 an attention layer.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from importlib.metadata import version
@@ -22,6 +20,8 @@ from tiny_artifacts import artifact_files, write_folder
 from oscar_zoo.engines.setting_flags import BACKEND
 from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.compat import releases
+from oscar_zoo.engines.sglang.launch import user_flags
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, check_flags
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models.config_file import ConfigFile
 
@@ -56,7 +56,7 @@ SWITCHES = (
 NGRAM = {"speculative_algorithm": "NGRAM"}
 SERVER_CASES: dict[str, dict[str, Any]] = {
     **{flag: {flag[2:].replace("-", "_"): True} for flag in SWITCHES},
-    "--attention-backend": {"attention_backend": "triton"},
+    "--attention-backend": {"attention_backend": "flashinfer"},
     "--speculative-algorithm": {"speculative_algorithm": "DFLASH"},
     "--speculative-num-draft-tokens": {"speculative_num_draft_tokens": 33},
     "--speculative-draft-attention-backend": {"speculative_draft_attention_backend": BACKEND},
@@ -179,6 +179,41 @@ def test_each_row_refuses_what_it_is_about(
         assert "--kv-cache-dtype" not in row.instead or stock in row.instead
 
 
+def argv(name: str, attributes: dict[str, Any]) -> list[str]:
+    """The flags of a case: that of its row, then those without which the row does not hold."""
+    (_, value), *others = attributes.items()
+    also = [
+        word
+        for other, one in others
+        for word in (f"--{other.replace('_', '-')}", *([] if one is True else [str(one)]))
+    ]
+    return [*name.split(), *([] if value is True or " " in name else [str(value)]), *also]
+
+
+ROWS = [row for row in refusals.SERVER if row.name != "--disaggregation-mode"]
+"""All but the flag that `serve` takes from nobody."""
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_is_found_in_every_spelling(row: refusals.Refusal) -> None:
+    flag, *more = argv(row.name, SERVER_CASES[row.name])
+    spellings = [[flag, *more]]
+    if more and not more[0].startswith("--"):
+        names = (flag, f"--{flag[2:].replace('-', '_')}")
+        spellings += [[f"{one}={more[0]}", *more[1:]] for one in names]
+    for words in spellings:
+        with pytest.raises(UsageError) as caught:
+            check_flags(UserFlags(["--tp=2", *words]), "cuda")
+        assert caught.value.message == row.sentence and caught.value.hint
+
+
+@pytest.mark.parametrize(("other", "flag"), user_flags.OTHER_NAMES.items())
+def test_second_names_are_found(other: str, flag: str) -> None:
+    words = [other if word == flag else word for word in argv(flag, SERVER_CASES[flag])]
+    with pytest.raises(UsageError):
+        check_flags(UserFlags(words), "cuda")
+
+
 def test_an_ordinary_server_passes() -> None:
     refusals.check_server(SimpleNamespace(**NORMAL), {}, eager_only=True)
     refusals.check_server(SimpleNamespace(), {}, eager_only=True)
@@ -195,9 +230,7 @@ def test_an_ordinary_server_passes() -> None:
 
 
 @pytest.mark.parametrize(("release", "refused"), [("0.5.17", True), ("0.5.21", False)])
-def test_files_need_names_of_pages_that_know_the_salt(
-    release: str, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_need_a_salt(release: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "version", lambda _: release)
     config = SimpleNamespace(**NORMAL | HOST, hicache_storage_backend=refusals.STORAGE_BACKEND)
     with pytest.raises(UsageError, match=r"0\.5\.21") if refused else nullcontext():
@@ -239,15 +272,6 @@ def model_folder(folder: Path, config: dict[str, Any]) -> str:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str | None]]:
     """What is said to the command lines, models and layers of the installed SGLang."""
     folder = tmp_path_factory.mktemp("refusals")
-
-    def argv(name: str, attributes: dict[str, Any]) -> list[str]:
-        (_, value), *others = attributes.items()
-        also = [
-            word
-            for other, one in others
-            for word in (f"--{other.replace('_', '-')}", *([] if one is True else [str(one)]))
-        ]
-        return [*name.split(), *([] if value is True or " " in name else [str(value)]), *also]
 
     def plain(attributes: dict[str, Any]) -> dict[str, Any]:
         return {name: getattr(value, "value", value) for name, value in attributes.items()}
@@ -360,9 +384,7 @@ def test_layers_that_keep_something_else_bring_nothing_back_from_the_host(others
         ("NGRAM", "windows", "--speculative-ngram-max-bfs-breadth"),
     ],
 )
-def test_drafts_beside_layers_that_keep_something_else(
-    algorithm: str, others: str, flag: str
-) -> None:
+def test_drafts_beside_layers_that_keep_other_rows(algorithm: str, others: str, flag: str) -> None:
     """SGLang chooses the branches of a tree where none are named, so these models need the
     flag."""
     refusals.check_layers(SimpleNamespace(), others)

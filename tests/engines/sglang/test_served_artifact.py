@@ -1,8 +1,6 @@
 """From a folder, two files or the local store to one artifact, or to an error that says which file
 is wrong."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +9,13 @@ import latents
 import pytest
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, rotation, write_folder
 
+from oscar_zoo import errors
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines.served_artifact import LATENTS, load, recipe_values
 from oscar_zoo.engines.settings import ArtifactSource, RecipeValues
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    GeometryMismatch,
-    PathNotFound,
-    UsageError,
-)
 from oscar_zoo.registry.store import Store
 
 FIT = {"layer_ids": (0, 1, 2, 3), "num_kv_heads": 2, "head_dim": 64, "v_head_dim": 64}
@@ -38,9 +30,7 @@ def test_a_folder_with_a_manifest(tmp_path: Path) -> None:
     loaded.check_geometry(**FIT)
 
 
-def test_a_folder_without_a_manifest_has_the_digest_of_its_two_files_and_no_recipe(
-    tmp_path: Path,
-) -> None:
+def test_without_a_manifest_the_digest_is_of_two_files_without_a_recipe(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a", artifact_files(with_manifest=False))
     loaded = load(ArtifactSource(folder=str(folder)))
     assert loaded.digest == manifest(payload()).digest
@@ -60,7 +50,7 @@ def test_latents_have_one_file_for_keys_and_values(tmp_path: Path) -> None:
         "v_head_dim": latents.RANK,
     }
     loaded.check_geometry(**model, latent=True)
-    with pytest.raises(GeometryMismatch, match="caches keys and values of heads"):
+    with pytest.raises(errors.GeometryMismatch, match="caches keys and values of heads"):
         loaded.check_geometry(**model)
     staged = tmp_path / "staged"  # as `oscar-zoo serve` does it, without a manifest
     staged.mkdir()
@@ -68,7 +58,7 @@ def test_latents_have_one_file_for_keys_and_values(tmp_path: Path) -> None:
     again = load(ArtifactSource(folder=str(staged)))
     assert again.latent and again.manifest is None and again.k.layer_ids == loaded.k.layer_ids
     (folder / latents.NAME).write_bytes(payload()[K_NAME])
-    with pytest.raises(DigestMismatchError, match=latents.NAME):
+    with pytest.raises(errors.DigestMismatchError, match=latents.NAME):
         load(ArtifactSource(folder=str(folder)))
 
 
@@ -78,7 +68,7 @@ def test_a_folder_of_several_artifacts_gives_that_of_the_model(tmp_path: Path) -
     zoo = ArtifactSource(folder=str(tmp_path / "zoo"))
     assert load(zoo, model="org/Tiny-A").digest == manifest(payload()).digest
     assert load(zoo, model="Qwen/Qwen3-8B").digest == manifest(payload(seed=1)).digest
-    with pytest.raises(ArtifactNotFound, match="Tiny-B: it has Qwen3-8B/x, Tiny-A/x"):
+    with pytest.raises(errors.ArtifactNotFound, match="Tiny-B: it has Qwen3-8B/x, Tiny-A/x"):
         load(zoo, model="Tiny-B")
     one = ArtifactSource(folder=str(tmp_path / "zoo" / "Tiny-A" / "x"))
     assert load(one, model="Tiny-B").digest == manifest(payload()).digest
@@ -89,20 +79,20 @@ def test_another_digest_than_expected_is_refused(tmp_path: Path) -> None:
     digest = str(manifest(payload()).digest)
     for form in (digest, digest.removeprefix("sha256:")):
         assert load(ArtifactSource(folder=str(folder)), form).digest == digest
-    with pytest.raises(DigestMismatchError, match="0" * 64):
+    with pytest.raises(errors.DigestMismatchError, match="0" * 64):
         load(ArtifactSource(folder=str(folder)), "0" * 64)
 
 
 def test_a_file_that_is_not_the_manifests_is_refused(tmp_path: Path) -> None:
     files = {**artifact_files(), K_NAME: payload(seed=9)[K_NAME]}
-    with pytest.raises(DigestMismatchError, match=K_NAME):
+    with pytest.raises(errors.DigestMismatchError, match=K_NAME):
         load(ArtifactSource(folder=str(write_folder(tmp_path / "a", files))))
 
 
 def test_a_name_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSCAR_ZOO_CACHE", str(tmp_path / "cache"))
     with pytest.raises(
-        ArtifactNotFound, match="tiny-qwen3-hard is not in the local store"
+        errors.ArtifactNotFound, match="tiny-qwen3-hard is not in the local store"
     ) as caught:
         load(ArtifactSource(artifact="tiny-qwen3-hard"))
     assert caught.value.hint == "oscar-zoo pull tiny-qwen3-hard"
@@ -118,14 +108,14 @@ SHORTER = replace(rotation("sst_r_h_pbr"), layers=rotation("sst_r_h_pbr").layers
 @pytest.mark.parametrize(
     ("files", "error", "text"),
     [
-        ({}, PathNotFound, "K rotation file"),
-        ({K_NAME: payload()[K_NAME]}, PathNotFound, "V rotation file"),
+        ({}, errors.PathNotFound, "K rotation file"),
+        ({K_NAME: payload()[K_NAME]}, errors.PathNotFound, "V rotation file"),
         (
             {**payload(), "k_other.pt": payload(seed=2)[K_NAME]},
-            UsageError,
+            errors.UsageError,
             f"several K files: k_other.pt, {K_NAME}",
         ),
-        ({**payload(), V_NAME: rotation_bytes(SHORTER)}, UsageError, "not of one fit"),
+        ({**payload(), V_NAME: rotation_bytes(SHORTER)}, errors.UsageError, "not of one fit"),
     ],
 )
 def test_folders_that_do_not_hold_one_pair(
@@ -136,10 +126,10 @@ def test_folders_that_do_not_hold_one_pair(
 
 
 def test_no_folder_and_two_files_the_wrong_way_round(tmp_path: Path) -> None:
-    with pytest.raises(PathNotFound, match="no such folder of rotations"):
+    with pytest.raises(errors.PathNotFound, match="no such folder of rotations"):
         load(ArtifactSource(folder=str(tmp_path / "none")))
     folder = write_folder(tmp_path / "a", payload())
-    with pytest.raises(UsageError, match=f"{V_NAME} is not a K file"):
+    with pytest.raises(errors.UsageError, match=f"{V_NAME} is not a K file"):
         load(ArtifactSource(files=(str(folder / V_NAME), str(folder / K_NAME))))
 
 
@@ -159,11 +149,9 @@ def test_no_folder_and_two_files_the_wrong_way_round(tmp_path: Path) -> None:
         ({"num_kv_heads": 8}, "was made for 2 KV heads of the manifest, this model has 8"),
     ],
 )
-def test_another_model_than_the_artifact_was_made_for(
-    tmp_path: Path, changed: dict[str, Any], text: str
-) -> None:
+def test_the_artifact_of_another_model(tmp_path: Path, changed: dict[str, Any], text: str) -> None:
     loaded = load(ArtifactSource(folder=str(write_folder(tmp_path / "a", artifact_files()))))
-    with pytest.raises(GeometryMismatch, match=text):
+    with pytest.raises(errors.GeometryMismatch, match=text):
         loaded.check_geometry(**{**FIT, **changed})
 
 
@@ -174,7 +162,7 @@ def test_recipes_are_followed_or_refused() -> None:
         ServingRecipe(group_size=32, clip=Clip(k=0.5, v=0.4), quantizer="lloydmax-uniform-u2/1"),
         ServingRecipe(group_size=32, clip=Clip(k=0.5, v=0.4, algorithm="absrank-bisect7/1")),
     ):
-        with pytest.raises(UsageError, match="the recipe asks for"):
+        with pytest.raises(errors.UsageError, match="the recipe asks for"):
             recipe_values(refused)
 
 

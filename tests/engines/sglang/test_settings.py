@@ -1,7 +1,5 @@
 """Settings: precedence, origins, and that no variable is ever ignored in silence."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests at a time: by the memory of the GPUs that a real executable called nvidia-smi names."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 from engines import MODEL
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_artifacts import payload, write_folder
+from tiny_artifacts import cache_shape, payload, write_folder
 
 from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import sizing, worker
@@ -72,14 +70,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An artifact with the shapes of Qwen3-8B, without a manifest."""
-    shape = Geometry(
-        num_layers=36,
-        num_q_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        v_head_dim=128,
-        attention_layers=tuple(range(36)),
-    )
+    shape = cache_shape(36, heads=32, kv_heads=8, dim=128)
     write_folder(tmp_path / "rotation", payload(geometry=shape))
     monkeypatch.setenv("OSCAR_INT2_ROTATION_PATH", str(tmp_path / "rotation"))
     yield
@@ -138,16 +129,12 @@ def test_a_draft_model_gets_a_backend_of_sglang(
     assert getattr(args, name) == backend
 
 
-def test_an_artifact_that_cannot_be_read_is_told_later(
-    machine: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_artifacts_are_told_late(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSCAR_INT2_ROTATION_PATH", "/nowhere")
     assert defaults().max_running_requests == 64
 
 
-def test_gpus_that_the_server_does_not_see_do_not_count(
-    machine: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_that_a_server_cannot_see(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert sizing.gpu_memory(0, 2) == 46068 << 20
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa")
@@ -198,9 +185,7 @@ def heads(query: int, kv: int) -> Geometry:
         (heads(6, 1), [1, 2, 3, 6]),
     ],
 )
-def test_every_rank_has_as_many_heads_or_a_copy_of_one(
-    geometry: Geometry, numbers: list[int]
-) -> None:
+def test_each_rank_has_as_many_heads_or_a_copy(geometry: Geometry, numbers: list[int]) -> None:
     assert [number for number in range(1, 70) if splits(geometry, number)] == numbers
 
 

@@ -2,8 +2,6 @@
 moved, graphs before any request, layers and states of models, kernels that stand in for others, and
 what hybrid models need on a GPU as far as it shows without one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,9 +155,7 @@ def as_published(recipe: ModelRecipe) -> dict[str, Any]:
     if kind in WORDS:
         full, other = WORDS[kind]
         layers = range(shape.num_layers)
-        values["layer_types"] = [
-            full if layer in shape.attention_layers else other for layer in layers
-        ]
+        values["layer_types"] = [full if i in shape.attention_layers else other for i in layers]
     if kind == "falcon_h1":
         del values["layer_types"]
         values["mamba_d_ssm"] = values["mamba_n_heads"] * values["mamba_d_head"]

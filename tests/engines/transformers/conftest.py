@@ -1,14 +1,11 @@
 """Kernels are interpreted where there is no GPU."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import triton_interpreter  # noqa: F401
-from cli_output import Cli
 from tiny_artifacts import artifact_files, write_folder
 from tiny_models import EXAMPLE
 from torch import Tensor
@@ -17,11 +14,6 @@ from oscar_zoo.evaluate.generate import GenerationRequest
 
 NEARLY = 0.1
 """By so much in log-probability a token may lead another one that a GPU takes, which rounds."""
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

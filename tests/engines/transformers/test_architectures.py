@@ -1,8 +1,6 @@
 """Models whose layers are not all of one kind: states, convolutions, sliding windows, caps, learned
 sinks, both kinds in one layer. And what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

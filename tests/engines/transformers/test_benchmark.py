@@ -1,7 +1,5 @@
 """The page about transformers says what is true, and the benchmark of caches runs on a CPU."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """`OscarCache` gives the tokens of the chunked reference server, whatever the length of a prompt
 and of the windows, for every kind of transform, and whichever way its rows are read."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,22 +1,17 @@
 """`oscar-zoo chat --model`: the answers are those of `generate` with an `OscarCache`, which goes on
 from turn to turn."""
 
-from __future__ import annotations
-
 import json
-import os
-import pty
-import select
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_output import Cli
+from terminal import Terminal
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.engines.transformers.chat import Answering, settings_of
@@ -132,9 +127,7 @@ def test_an_answer_ends_where_the_model_says(world: Path, model: LoadedModel, cl
 
 
 @pytest.mark.parametrize("template", [PLAIN, REWRITING], indirect=True, ids=["plain", "rewriting"])
-def test_the_next_turn_goes_on_with_the_cache(
-    world: Path, model: LoadedModel, template: str
-) -> None:
+def test_the_next_turn_keeps_the_cache(world: Path, model: LoadedModel, template: str) -> None:
     reference, session = Reference(world, model), session_of(world, model)
     want = [reference.ask(one) for one in ASKED]
     seen: list[int] = []
@@ -179,28 +172,14 @@ def test_a_base_model_is_refused(world: Path, template: str, cli: Cli) -> None:
 def test_a_terminal(world: Path, model: LoadedModel) -> None:
     reference = Reference(world, model)
     want = [reference.ask(one).replace("\n", "\r\n") for one in ASKED]
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "oscar_zoo", *map(str, words(world, "--max-tokens", NEW))]
-    env = os.environ | {"TERM": "xterm"}
-    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
-    os.close(theirs)
-    seen = ""
-
-    def see(text: str) -> None:
-        nonlocal seen
-        while text not in seen:
-            assert select.select([ours], [], [], 120)[0], seen
-            seen += os.read(ours, 4096).decode()
-        seen = seen.partition(text)[2]
-
-    for question, answer in zip(ASKED, want, strict=True):
-        see("> ")
-        os.write(ours, question.encode() + b"\r")
-        see(answer)
-    see("> ")
-    os.write(ours, b"\x04")
-    assert child.wait(60) == 0
-    os.close(ours)
+    with Terminal(["-m", "oscar_zoo", *words(world, "--max-tokens", NEW)]) as terminal:
+        for turn, (question, answer) in enumerate(zip(ASKED, want, strict=True), 1):
+            terminal.see("> ", turn)
+            terminal.press(question.encode() + b"\r")
+            terminal.see(answer)
+        terminal.see("> ", len(ASKED) + 1)
+        terminal.press(b"\x04")
+        assert terminal.end() == 0
 
 
 def test_ctrl_c_leaves_the_template_alone() -> None:
@@ -214,15 +193,13 @@ def test_ctrl_c_leaves_the_template_alone() -> None:
 
 
 def test_ctrl_c_ends_an_answer(world: Path) -> None:
-    command = [sys.executable, "-m", "oscar_zoo", *map(str, words(world, "--max-tokens", 1500))]
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    os.write(ours, b"What is a file?\r")
-    said = child.stdout.read(40)
-    child.send_signal(signal.SIGINT)
-    os.write(ours, b"/bye\r")
-    rest = child.stdout.read()
-    assert child.wait(60) == 0 and said and len(rest) < 3000
-    os.close(ours)
-    os.close(theirs)
+    command = ["-m", "oscar_zoo", *words(world, "--max-tokens", 1500)]
+    with Terminal(command, streams=["stdin"], stdout=subprocess.PIPE, text=True) as terminal:
+        said = terminal.child.stdout
+        assert said is not None
+        terminal.press(b"What is a file?\r")
+        first = said.read(40)
+        terminal.child.send_signal(signal.SIGINT)
+        terminal.press(b"/bye\r")
+        rest = said.read()
+        assert terminal.child.wait(60) == 0 and first and len(rest) < 3000

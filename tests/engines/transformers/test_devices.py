@@ -1,8 +1,6 @@
 """A trained model gives the tokens of the reference on every kind of device and in both types, with
 the kernels of a GPU too: `make gpu-check` runs this file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`oscar-zoo eval --engine transformers`: an `OscarCache` beside the simulated cache."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The newest release of transformers, in front of the one that SGLang pins."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

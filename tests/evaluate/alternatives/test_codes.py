@@ -1,26 +1,23 @@
 """What the codes of alternatives promise: exact values, published distortion, and the bytes that a
 cache would hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from tiny_artifacts import cache_shape
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import LayerTransform, hadamard_set
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate import formats
 from oscar_zoo.evaluate.against_table import TABLE, choices, pareto_optimal
 from oscar_zoo.evaluate.caches import build_caches
 
 D, LENGTH = 128, 1000
-MODEL = Geometry(
-    num_layers=1, num_q_heads=2, num_kv_heads=1, head_dim=D, v_head_dim=D, attention_layers=(0,)
-)
+MODEL = cache_shape(1, heads=2, kv_heads=1, dim=D)
 RECIPE = ServingRecipe(group_size=D, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=64, recent=256))
 SETS = hadamard_set(MODEL, "k"), hadamard_set(MODEL, "v")
 SUBJECT = formats.Subject(MODEL, RECIPE, SETS, lambda: {0: (4480.0, 4.48)})
@@ -59,9 +56,7 @@ def test_constant_channels_are_exact_per_channel_and_constant_groups_per_token(b
 
 @pytest.mark.parametrize(("bits", "published"), [(1, 0.365), (2, 0.1175), (3, 0.035), (4, 0.0095)])
 @pytest.mark.parametrize("width", [64, 128])
-def test_turboquant_s_distortion_is_the_published_one(
-    bits: int, published: float, width: int
-) -> None:
+def test_turboquant_s_distortion_is_as_published(bits: int, published: float, width: int) -> None:
     """0.36, 0.117, 0.03 and 0.009, rounded, for large widths (theorem 1 of the paper)."""
     rows = unit_rows(4000, width)
     error = (through(formats.mse(bits), rows) - rows).square().sum(-1).mean()
@@ -195,9 +190,7 @@ def test_a_model_that_a_method_cannot_store_is_refused() -> None:
 def test_all_leaves_out_what_does_not_fit_and_measures_the_artifact_once() -> None:
     odd = MODEL.model_copy(update={"head_dim": 88, "v_head_dim": 88})
     eye = np.eye(88, dtype=np.float32)
-    sets = [
-        replace(one, layers=(LayerTransform(0, eye, eye, None),)) for one in SUBJECT.artifact or ()
-    ]
+    sets = [replace(x, layers=(LayerTransform(0, eye, eye, None),)) for x in SUBJECT.artifact or ()]
     subject = formats.Subject(odd, RECIPE.override(group_size=88), (sets[0], sets[1]))
     built, left_out = build_caches(choices(["all"]), subject, False)
     assert {name.partition(":")[0] for name in left_out} == {

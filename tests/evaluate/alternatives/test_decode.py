@@ -1,17 +1,16 @@
 """Every alternative against a cache that is decoded token by token, written a second time from the
 papers: lists of rows, one query at a time, float64 attention."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
 import pytest
 import torch
+from tiny_artifacts import cache_shape
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import hadamard, hadamard_set
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.evaluate.against_table import choices
 from oscar_zoo.evaluate.formats import Subject, codebook, gaussian, rotation
 from oscar_zoo.evaluate.simulated_cache import SimulatedCache
@@ -21,14 +20,7 @@ D, HEADS, KV_HEADS, TOKENS, SCALING = 32, 4, 2, 401, 0.3
 SINK, RECENT = 70, 50
 SCALE = 0.3
 CPU = torch.device("cpu")
-MODEL = Geometry(
-    num_layers=2,
-    num_q_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_dim=D,
-    v_head_dim=D,
-    attention_layers=(1,),
-)
+MODEL = cache_shape(2, heads=HEADS, kv_heads=KV_HEADS, dim=D, at=(1,))
 RECIPE = ServingRecipe(
     group_size=D, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=SINK, recent=RECENT)
 )
@@ -251,9 +243,7 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", [one.name for one in choices(["all"])])
-def test_every_position_reads_what_decoding_reads(
-    name: str, qkv: tuple[Tensor, Tensor, Tensor]
-) -> None:
+def test_positions_read_what_decoding_reads(name: str, qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v = qkv
     (choice,) = [one for one in choices(["all"]) if one.name == name]
     cache = choice.build(Subject(MODEL, RECIPE, SETS, lambda: {1: (SCALE * 448, SCALE * 448)}))

@@ -1,7 +1,5 @@
 """Kept answers: what survives a killed process, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Rows of benchmarks from files, from this package and from the hub."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

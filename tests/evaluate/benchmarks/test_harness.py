@@ -1,7 +1,5 @@
 """The harness's own tasks with rows made here, in the format of each: asked, judged and kept."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -92,9 +90,7 @@ def test_four_choices(name: str, tmp_path: Path) -> None:
         ("gsm8k", [{"question": "6 * 7?", "answer": "6 * 7 = 42\n#### 42"}], "It is 42."),
     ],
 )
-def test_answers_that_are_read_from_text(
-    name: str, rows: list[dict[str, Any]], right: str, tmp_path: Path
-) -> None:
+def test_answers_in_text(name: str, rows: list[dict[str, Any]], right: str, tmp_path: Path) -> None:
     asked = iter((right, WRONG))
     found = run(tmp_path, name, rows, lambda _: next(asked), seeds=(0, 1))
     assert sorted(found.values[0]) == [0, 1]

@@ -15,8 +15,6 @@ more:
 * `INT2_TEST_LATE`: pages come back from the host only when somebody waits for them.
 """
 
-from __future__ import annotations
-
 import os
 
 MODES, OPS = ("", "lossless", "poison"), ("", "kernels")

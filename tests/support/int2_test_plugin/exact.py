@@ -1,7 +1,5 @@
 """Slots that hold something else than the INT2 codes of their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any

@@ -1,8 +1,6 @@
 """Deliberate bugs that the suite must notice; a suite that passes with one of them tests
 nothing."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

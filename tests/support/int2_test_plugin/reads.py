@@ -1,7 +1,5 @@
 """How many cached tokens are read from which tier."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What replaces the functions of `engines.sglang.worker` in the processes of the test suite."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import fields, replace
 from functools import partial

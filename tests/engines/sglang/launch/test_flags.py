@@ -1,13 +1,10 @@
 """Flags of SGLang, as users write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from oscar_zoo.engines.setting_flags import BACKEND
-from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.launch import user_flags
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, check_flags
 from oscar_zoo.engines.sglang.sizing import SizeFlags
@@ -62,58 +59,7 @@ def test_numbers_that_are_none_are_left_to_sglang() -> None:
     assert UserFlags(["--mem-fraction-static", "1.5"]).sizes().memory_fraction == 1.0
 
 
-VALUES = {
-    "--attention-backend": "flashinfer",
-    "--speculative-algorithm": "UNO",
-    "--speculative-num-draft-tokens": "33",
-    "--speculative-draft-attention-backend": BACKEND,
-    "--pp-size": "2",
-    "--radix-cache-backend": "another",
-    "--dcp-size": "2",
-    "--attn-cp-size": "2",
-    "--dllm-algorithm": "LowConfidence",
-    "--tokenizer-worker-num": "2",
-    "--kv-canary": "log",
-    "--page-size": "24",
-    "--hicache-host-memory-mode": "buffer_only",
-}
-"""Values of the flags that are no switches."""
 DRAFTS = "--speculative-algorithm=NGRAM"
-ALSO = {
-    "--enable-linear-replayssm-spec": [DRAFTS],
-    "--enable-mixed-chunk": [DRAFTS],
-    "--enable-multi-layer-eagle": ["--speculative-eagle-topk=2"],
-    "--pp-size": [DRAFTS],
-    "--enable-hierarchical-cache": [DRAFTS],
-    "--page-size": ["--enable-hierarchical-cache"],
-    "--disable-radix-cache": ["--enable-hierarchical-cache"],
-}
-"""Flags without which a row does not hold."""
-
-
-ROWS = [row for row in refusals.SERVER if row.name != "--disaggregation-mode"]
-"""All but the flag that `serve` takes from nobody."""
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_row_is_found_in_every_spelling(row: refusals.Refusal) -> None:
-    flag, _, value = row.name.partition(" ")
-    value = value or VALUES.get(flag, "")
-    spellings = (
-        [[flag, value], [f"{flag}={value}"], [f"--{flag[2:].replace('-', '_')}={value}"]]
-        if value
-        else [[flag]]
-    )
-    for spelling in spellings:
-        with pytest.raises(UsageError) as caught:
-            check_flags(UserFlags(["--tp=2", *ALSO.get(flag, ()), *spelling]), "cuda")
-        assert caught.value.message == row.sentence and caught.value.hint
-
-
-@pytest.mark.parametrize("other", user_flags.OTHER_NAMES)
-def test_second_names_are_found(other: str) -> None:
-    with pytest.raises(UsageError):
-        check_flags(UserFlags([other, "2", *ALSO.get(user_flags.OTHER_NAMES[other], ())]), "cuda")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The launch plan: flags as `--name=value`, a closed environment, refused engine flags."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,9 +56,7 @@ def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
     assert "--model-path=--trust-remote-code" in dashed and "--trust-remote-code" not in dashed
 
 
-def test_a_draft_model_is_loaded_from_safetensors_unless_the_user_says_otherwise(
-    tmp_path: Path,
-) -> None:
+def test_a_draft_model_is_of_safetensors_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     def formats(*words: str) -> list[str]:
         argv = made(tmp_path, flags=UserFlags([*words])).argv
         return [word for word in argv if word.startswith(plan.DRAFT_FORMAT)]
@@ -94,9 +90,7 @@ def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ENDS_AT_ONCE))
-def test_a_crash_ends_a_server_at_once_unless_the_user_wants_its_dumps(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_crash_ends_a_server_unless_the_user_wants_its_dumps(tmp_path: Path, name: str) -> None:
     assert made(tmp_path).env[name] == "0"
     assert made(tmp_path, {name: "1"}).env[name] == "1"
 
@@ -162,9 +156,7 @@ def test_no_extra_argument_can_name_a_denied_flag(extra: list[str]) -> None:
         (["--tp=2", "--dp=2"], 1, 0),
     ],
 )
-def test_the_ranks_of_one_engine_get_a_port(
-    words: list[str], tensor_parallel: int, ports: int
-) -> None:
+def test_ranks_of_an_engine_get_a_port(words: list[str], tensor_parallel: int, ports: int) -> None:
     found = [word.partition("=") for word in rank_port(UserFlags(words), tensor_parallel)]
     assert len(found) == ports and all(name == "--nccl-port" for name, _, _ in found)
     assert all(int(port) in plan.NEVER_GIVEN for _, _, port in found)

@@ -1,8 +1,6 @@
 """Memory before a start: a lower bound, whose advice is enough, and which never refuses what would
 have fitted."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,8 +13,9 @@ import torch
 from architectures import write_config
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_artifacts import cache_shape
 
-from oscar_zoo.artifact.specs import Geometry, Windows
+from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.engines.sglang.launch import preflight
@@ -37,14 +36,7 @@ from oscar_zoo.runtime.stores import WindowShape
 
 GB = 10**9
 read = config_file.ConfigFile.of_folder
-QWEN3_8B = Geometry(
-    num_layers=36,
-    num_q_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    v_head_dim=128,
-    attention_layers=tuple(range(36)),
-)
+QWEN3_8B = cache_shape(36, heads=32, kv_heads=8, dim=128)
 SERVER = preflight.ServerDemand(
     "Qwen3-8B", QWEN3_8B, Windows(sink=64, recent=256), 16 * GB, 2, "cuda"
 )
@@ -303,9 +295,7 @@ def test_a_rank_on_a_cpu_needs_a_numa_node(tmp_path: Path) -> None:
         check(folder, Layout(tp=4), "cpu", cores="0|1|2")
 
 
-def test_ranks_count_on_a_cpu_as_sglang_counts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_count_on_a_cpu_as_in_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang 0.5.17 gives only the ranks of one group a part of the CPU, and replicas none. What is
     told are all GPUs."""
     folder, told = machine(tmp_path), {"sglang": "0.5.17"}

@@ -1,7 +1,5 @@
 """The child process: healthy or explained, and gone afterwards with everything it started."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -52,9 +50,7 @@ def test_a_server_is_gone_afterwards_with_its_children(tmp_path: Path, *, broken
     check_port_free("127.0.0.1", port)
 
 
-def test_a_child_that_ignores_sigterm_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_deaf_to_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "GRACE_SECONDS", 0.5)
     stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up',"
@@ -103,9 +99,7 @@ def begun(child: server.Server) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_child_that_lingers_without_its_workers_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_a_lone_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As SGLang does, which takes the end of its workers for a crash."""
     monkeypatch.setattr(server, "GRACE_SECONDS", 600)
     worker = "import time; print(flush=True); time.sleep(600)"
@@ -116,9 +110,7 @@ def test_a_child_that_lingers_without_its_workers_is_not_waited_for(
     assert child.returncode == -signal.SIGKILL
 
 
-def test_stop_returns_when_killed_workers_are_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_returns_when_workers_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then they hold memory and the port."""
     monkeypatch.setattr(server, "GRACE_SECONDS", 0.1)
     worker = (
@@ -134,9 +126,7 @@ def test_stop_returns_when_killed_workers_are_gone(
         assert processes.in_group(child.group) == set()
 
 
-def test_workers_have_the_whole_grace_period(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_get_their_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker gives its memory back before it ends, and the child waits for it."""
     monkeypatch.setattr(server, "GRACE_SECONDS", 300)
     monkeypatch.setattr(server, "ALONE_SECONDS", 0.0)

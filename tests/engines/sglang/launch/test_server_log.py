@@ -1,7 +1,5 @@
 """The log of a server."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

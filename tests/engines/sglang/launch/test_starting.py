@@ -1,8 +1,6 @@
 """The private folder of a server, which is gone afterwards and at the next start when the process
 was killed; and what a server says of itself."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess
@@ -47,9 +45,7 @@ def test_what_a_killed_process_left_behind_goes_at_the_next_start(temp: Path) ->
         assert not left.exists() and all((folder / "engine.yaml").exists() for folder in kept)
 
 
-def test_compiled_kernels_stay_in_a_folder_of_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_kernels_stay_with_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oscar_zoo.paths.cache_dir", lambda: tmp_path / "cache")
     folder = starting.kernels_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -1,7 +1,5 @@
 """Which servers a sweep starts, and with which flags."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import astuple
 
