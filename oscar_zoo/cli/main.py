@@ -261,8 +261,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse empty values: as a path they would mean the current folder, and a shell makes them of
-    unset variables."""
+    """Refuse empty values, made by a shell of unset variables: they mean the current folder."""
     for argument in arguments:
         if not argument or (argument.startswith("--") and argument.endswith("=")):
             raise errors.UsageError(
@@ -330,6 +329,8 @@ def _said_by_click(error: click.ClickException) -> tuple[str, str | None]:
         close = tuple(error.possibilities or ())
         return f"No such option {error.option_name!r}.", rendered(close, hint, None)
     message = " ".join(error.format_message().split())  # choices are listed line by line
+    if isinstance(error, click.BadOptionUsage) and "requires an argument" in message:
+        return f"{error.option_name} needs a value.", "oscar-zoo COMMAND --help says which"
     kind = error.param.type if isinstance(error, click.BadParameter) and error.param else None
     if isinstance(kind, click.IntRange | click.FloatRange):
         number = "whole number" if isinstance(kind, click.IntRange) else "number"

@@ -37,21 +37,22 @@ class Text(click.types.StringParamType):
     """A word. click takes any one behind an option for its value, also the next option."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(_no_option(value, "--", param, "a value"), param, ctx)
+        return super().convert(_no_option(value, "--", param, "value"), param, ctx)
 
 
 class Place(click.Path):
     """A path."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(_no_option(value, "-", param, "a path"), param, ctx)
+        return super().convert(_no_option(value, "-", param, "path"), param, ctx)
 
 
 def _no_option(value: Any, begin: str, param: click.Parameter | None, needed: str) -> Any:
     text = os.fspath(value)
     if isinstance(param, click.Option) and text.startswith(begin) and text != "-":
-        hint = f"put {needed} behind {param.opts[0]}, or for a path of that name: ./{text}"
-        raise UsageError(f"{param.opts[0]} needs {needed}, and {text} is an option.", hint=hint)
+        named = f", or for a path of that name: ./{text}" if needed == "path" else ""
+        said = f"{param.opts[0]} needs a {needed}, and {text} is an option."
+        raise UsageError(said, hint=f"put a {needed} behind {param.opts[0]}{named}")
     return value
 
 
@@ -67,8 +68,7 @@ def quiet_option(function: F) -> F:
 
 
 def accept_quiet(command: click.Command) -> None:
-    """Let `command`, or those of a group, take `-q` also where it only shows something: it then
-    leaves out the notes."""
+    """Let `command`, or those of a group, take `-q` also where it only leaves out notes."""
     for inner in getattr(command, "commands", {}).values():
         accept_quiet(inner)
     if isinstance(command, click.Group) or any(x.name == "quiet" for x in command.params):
@@ -87,8 +87,7 @@ def _leave_out_notes(context: click.Context, _: click.Parameter, value: bool) ->
 
 
 def go_offline() -> None:
-    """What `--offline` means for this process, for libraries imported later, and for servers that
-    it starts."""
+    """What `--offline` means here, for libraries imported later, and for servers it starts."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "OSCAR_ZOO_OFFLINE": OFFLINE_OPTION}
 
 
