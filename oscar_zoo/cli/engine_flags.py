@@ -42,7 +42,7 @@ class FlagsCommand(click.Command):
             own = OURS.get(name) if engine == "SGLang" or name == "--host" else None
             raise UsageError(
                 f"No such option {name!r}; a flag of {engine} goes behind --.",
-                hint=own or f"put it there: -- {name}; or try: {ctx.command_path} --help",
+                hint=own or f"for {engine}: -- {name}; what is ours: {ctx.command_path} --help",
                 suggestions=() if own else error.possibilities or (),
             ) from None
         flags: tuple[str, ...] = ctx.params.get("engine_flags") or ctx.params.get("flags") or ()
