@@ -3,9 +3,9 @@
 #
 #   contrib/offline_gpu/measure.sh PART OUT       check | host | kernels | latents | vllm | start
 #
-# S and V are the Pythons of environments with SGLang and with vLLM (environment.py beside this file), REAL is the
-# folder of a trained model, COMMIT what is measured, WITHOUT names steps of the check to leave out, one a line, and
-# RESUME=1 leaves out what passed in an earlier part of the same commit.
+# S and V are the Pythons of environments with SGLang and with vLLM (environment.py beside this
+# file), REAL is the folder of a trained model, COMMIT what is measured, WITHOUT names steps of the
+# check to leave out, one a line, and RESUME=1 leaves out what passed before at the same commit.
 # Results go to OUT as they come. The first part that uses FlashInfer waits until it has compiled, for 90 s.
 set -uo pipefail
 part=${1:?usage: measure.sh PART OUT}; out=${2:?usage: measure.sh PART OUT}

@@ -28,7 +28,7 @@ class Once(click.Option):
     def consume_value(self, ctx: click.Context, opts: Any) -> Any:
         *others, value = opts.get(self.name) or [None]
         if {*others} - {value} and not ctx.resilient_parsing:
-            text = f"{self.opts[0]} takes one value, and got {' and '.join((*others, value))}."
+            text = f"{self.opts[-1]} takes one value, and got {' and '.join((*others, value))}."
             raise UsageError(text, hint="leave out all but one")
         return super().consume_value(ctx, opts if value is None else {**opts, self.name: value})
 
@@ -51,8 +51,8 @@ def _no_option(value: Any, begin: str, param: click.Parameter | None, needed: st
     text = os.fspath(value)
     if isinstance(param, click.Option) and text.startswith(begin) and text != "-":
         named = f", or for a path of that name: ./{text}" if needed == "path" else ""
-        said = f"{param.opts[0]} needs a {needed}, and {text} is an option."
-        raise UsageError(said, hint=f"put a {needed} behind {param.opts[0]}{named}")
+        said = f"{param.opts[-1]} needs a {needed}, and {text} is an option."
+        raise UsageError(said, hint=f"put a {needed} behind {param.opts[-1]}{named}")
     return value
 
 

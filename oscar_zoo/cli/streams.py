@@ -14,8 +14,8 @@ _QUOTED = re.compile(r"(?<!\w)'([^'\n]*[\udc80-\udcff][^'\n]*)'")
 """A word with such bytes, as `shlex` quotes it."""
 _HANDLER = "oscar-zoo.ascii"
 _WORDS = (
-    "→ -> ← <- ↑ ^ – - — - ━ - ─ - ╸ - ╺ - │ | · . • * × x ≤ <= ≥ >= ± +- µ u μ u ✓ ok"
-    " ‘ ' ’ ' “ \" ” \""
+    "→ -> ← <- ↑ ^ ↓ v – - — - ━ - ─ - ╸ - ╺ - │ | · . • * × x ≤ <= ≥ >= ± +- µ u μ u"
+    " ✓ ok ‘ ' ’ ' “ \" ” \""
 ).split()
 _PLAIN = dict(zip(_WORDS[::2], _WORDS[1::2], strict=True))
 
