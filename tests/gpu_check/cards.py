@@ -70,7 +70,7 @@ def write_config(folder: Path, name: str) -> None:
     recipe = choose_model(MODEL).recipe
     assert recipe is not None
     config = json.loads(GPT_OSS.read_bytes()) if name == "MXFP4" else written_config(recipe)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # a check that goes on
     text = json.dumps(config | {"quantization_config": FORMATS[name]})
     (folder / "config.json").write_text(text, "utf-8")
 
