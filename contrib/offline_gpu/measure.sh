@@ -8,6 +8,7 @@
 # check to leave out, one a line, and RESUME=1 leaves out what passed before at the same commit.
 # Results go to OUT as they come. The first part that uses FlashInfer waits until it has compiled, for 90 s.
 set -uo pipefail
+export PYTHONSAFEPATH=1  # this checkout has packages of an installation in other folders
 part=${1:?usage: measure.sh PART OUT}; out=${2:?usage: measure.sh PART OUT}
 cd "$(dirname "$0")/../.."; mkdir -p "$out"
 [ -z "${V:-}" ] || "$V" -c "import flashinfer" 2> /dev/null || export VLLM_USE_FLASHINFER_SAMPLER=0
