@@ -1,8 +1,6 @@
 """The steps of the GPU check for cards that are not here: code of older chips, and weights in
 formats that fit 24 GB."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor

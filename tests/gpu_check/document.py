@@ -1,8 +1,6 @@
 """`docs/gpu-check.md`: one section per kind of GPU, each replaced by the newest run on that kind.
 Pure."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections import Counter

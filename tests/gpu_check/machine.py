@@ -1,8 +1,6 @@
 """What the GPU check needs of a machine, what is missing, and what the machine is. Standard library
 only."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

@@ -4,8 +4,6 @@ beside other steps.
 FlashInfer keeps the result and takes a lock while it compiles, so nothing else changes.
 """
 
-from __future__ import annotations
-
 import torch
 from flashinfer.jit.attention.modules import gen_batch_prefill_module
 

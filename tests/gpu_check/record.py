@@ -1,7 +1,5 @@
 """What has ended of a run of the GPU check, also when somebody interrupts it."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

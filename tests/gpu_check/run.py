@@ -1,8 +1,6 @@
 """`make gpu-check`: walk every documented path on this machine's GPU, print a table, write
 docs/gpu-check.md."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import shlex

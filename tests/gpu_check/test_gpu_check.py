@@ -1,7 +1,5 @@
 """The GPU check where there is no GPU: what it says then, and the document that it writes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

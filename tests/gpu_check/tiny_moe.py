@@ -1,8 +1,6 @@
 """A small Qwen3-MoE with random weights, as a checkpoint folder. Its shape fits the INT2 kernels of
 a GPU."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The steps of the GPU check with a model whose layers partly have a sliding window, and drafts."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

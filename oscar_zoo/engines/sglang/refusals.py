@@ -505,10 +505,10 @@ MODEL = (
 
 LATENTS = (
     Refusal(
-        "MLA on several GPUs or workers",
+        "MLA with --dp-size or --pp-size",
         "nobody has tried it",
-        lambda config: any(_number(config, f"{kind}_size") > 1 for kind in ("tp", "dp", "pp")),
-        "one worker",
+        lambda config: any(_number(config, f"{kind}_size") > 1 for kind in ("dp", "pp")),
+        "--tp-size alone",
     ),
     Refusal("MLA with drafts", "nobody has tried it", _is_set("speculative_algorithm")),
     Refusal(

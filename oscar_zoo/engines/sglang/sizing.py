@@ -148,11 +148,8 @@ class SizeFlags:
 
 
 def splits(geometry: Geometry, ranks: int) -> bool:
-    """Whether all of `ranks` get as many query heads, and as many KV heads or a copy of one. The
-    pool of latents is for one GPU."""
+    """Whether all of `ranks` get as many query heads, and as many KV heads or a copy of one."""
     heads = geometry.num_kv_heads
-    if geometry.rotary_key:
-        return ranks == 1
     return geometry.num_q_heads % ranks == 0 and (heads % ranks == 0 or ranks % heads == 0)
 
 
@@ -161,9 +158,11 @@ def check_heads(name: str, geometry: Geometry, layout: Layout, *, option: str) -
     if splits(geometry, ranks):
         return
     fewer = next(number for number in range(ranks - 1, 0, -1) if splits(geometry, number))
-    heads = f"{geometry.num_q_heads} query heads and {geometry.num_kv_heads} KV heads"
+    heads = f"{geometry.num_q_heads} query heads"
+    if not geometry.rotary_key:
+        heads += f" and {geometry.num_kv_heads} KV heads"
     raise UsageError(
         f"{ranks} GPUs{'' if layout.workers == 1 else ' of a worker'} cannot share the"
-        f" {'latents (MLA)' if geometry.rotary_key else heads} of {name} evenly.",
+        f" {heads} of {name} evenly.",
         hint=f"choose another number, for example {option.format(fewer * layout.workers)}",
     )

@@ -4,8 +4,6 @@ With lossless slots all tokens of a busy server are those of transformers. With 
 are those of the study's cache, with and without feedback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -43,15 +41,16 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     start(runs, "lossless", carried=True)
     for name, carried in CODES.items():
         start(runs, name, carried=carried)
+    start(runs, "ranks", carried=False, tp_size=2)
     yield runs
     runs.close()
 
 
-def start(runs: Engines, name: str, *, carried: bool) -> None:
+def start(runs: Engines, name: str, *, carried: bool, **more: Any) -> None:
     model, exact = runs.folder / "model", name == "lossless"
     if not model.exists():
         latents.new_model().save_pretrained(model)
-    engine = {"kv_cache_dtype": "int2", "model_path": str(model)}
+    engine = {"kv_cache_dtype": "int2", "model_path": str(model), **more}
     artifact = latents.write_artifact(runs.folder / f"{name}-artifact", carried=carried)
     env = {
         **engine_cases.WINDOWS,
@@ -79,12 +78,11 @@ def test_tokens_over_lossless_slots_are_those_of_transformers(engines: Engines) 
     assert [tokens for _, tokens in asked] == wanted and len(wanted) > 30
 
 
-def continued(model: Any, ids: list[int], new: int) -> list[int]:
+def continued(model: Any, ids: list[int], new: int) -> Any:
     given = torch.tensor([ids])
     more = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
     found = model.generate(given, attention_mask=torch.ones_like(given), **more)
-    answer: list[int] = found[0, len(ids) :].tolist()
-    return answer
+    return found[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize("name", CODES)
@@ -113,6 +111,13 @@ def equal(groups: Any, prompts: list[list[int]], chunk: int, *, carried: bool) -
             pairs = zip(tokens, wanted.answer, strict=True)
             found += len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     return found
+
+
+def test_ranks_keep_all_rows_and_have_the_same_tokens(engines: Engines) -> None:
+    one, two = engines.result("codes"), engines.result("ranks")
+    assert engine_cases.answers(two) == engine_cases.answers(one)
+    size = report_of(one)["facts"]["slot_bytes"]
+    assert [rank["facts"]["slot_bytes"] for rank in two["reports"]] == [size, size]
 
 
 def test_a_slot_has_codes_of_the_latent_and_a_rotary_key_in_16_bits(engines: Engines) -> None:

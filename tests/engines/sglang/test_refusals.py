@@ -104,7 +104,7 @@ MODEL_CASES = {
     "sparse attention with an index": {"hf_text_config": SimpleNamespace(indexer_n_heads=4)},
 }
 LATENT_CASES = {
-    "MLA on several GPUs or workers": {"dp_size": 2},
+    "MLA with --dp-size or --pp-size": {"dp_size": 2},
     "MLA with drafts": {"speculative_algorithm": "NGRAM"},
     "MLA with --enable-hierarchical-cache": {"enable_hierarchical_cache": True},
 }
