@@ -85,7 +85,7 @@ ARCHITECTURES = (
         TINY_H200,
     ),
     _row("gpt_oss", TINY, TINY, TINY, DUMMY_H200),
-    _row("deepseek_v2", TINY, TINY, GPU_ALONE, UNTRIED),
+    _row("deepseek_v2 glm4_moe_lite", TINY, TINY, GPU_ALONE, UNTRIED),
     _row("deepseek_v3", TINY, TINY, GPU_ALONE, TINY_H200),
     _row("olmo3", TINY, TINY, TINY, UNTRIED),
     _row("gemma2", TINY, TINY, NEEDS_CUDA, UNTRIED),

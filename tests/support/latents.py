@@ -35,16 +35,17 @@ YARN = {
 NAME = "latent_rotation_wush.pt"
 
 
-def new_model() -> Any:
+def new_model(**changes: Any) -> Any:
     """Random latent attention that depends on single rows, and all else from the example."""
     model = tiny_model.new_model(
         tiny_model.load_teacher(),
         rope_parameters=YARN,
         tie_word_embeddings=False,  # SGLang reads a head of its own
         moe_layer_freq=1,  # as in the files of DeepSeek
+        **changes,
     )
     for layer in model.model.layers:
-        layer.self_attn.q_proj.weight.data *= 20
+        (layer.self_attn.q_b_proj if changes else layer.self_attn.q_proj).weight.data *= 20
         layer.self_attn.kv_b_proj.weight.data *= 3
     return model.eval()
 
@@ -69,14 +70,9 @@ def write_artifact(folder: Path, *, carried: bool) -> Path:
     shape = cache_shape(LAYERS, heads=4, kv_heads=1, dim=RANK)
     pair = manifest({"k.pt": data, "v.pt": data}, geometry=shape)
     digest = file_digest(NAME, data)
-    entry = pair.files[0].model_copy(
-        update={
-            "path": NAME,
-            "role": "latent_rotation",
-            "size": digest.size,
-            "sha256": digest.sha256,
-        }
-    )
+    own = {"path": NAME, "role": "latent_rotation"}
+    own |= {"size": digest.size, "sha256": digest.sha256}
+    entry = pair.files[0].model_copy(update=own)
     needs = ("per_head", "k_partner", *["k_feedback"] * carried, "latent")
     recipe = {"clip": Clip(k=0.0, v=0.0), "group_size": GROUP, "requires": needs}
     changes = {

@@ -39,7 +39,7 @@ SALTED = (0, 5, 21)
 """From here on SGLang names a page by more than its tokens."""
 TEXT_ONLY = ("gemma3", "gemma4", "gemma4_unified")
 """Model types with images that are served with text alone."""
-LATENT_TYPES = ("deepseek_v2", "deepseek_v3")
+LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 LATENT_WIDTHS, MOST_LATENT_HEADS = (128, 256, 512), 128
 """Model types whose latents (MLA) are served, the channels of a latent that kernels have, and most
 query heads that share one: `oscar_kernels.decode_attention.latent`, which needs torch."""
@@ -470,7 +470,7 @@ INDEXED = ("indexer_n_heads", "index_topk")
 """Keys of a configuration that say so."""
 MODEL = (
     Refusal(
-        "MLA in a model other than DeepSeek V2 and V3",
+        "MLA in a model other than DeepSeek V2, V3 and GLM-4.7-Flash",
         "nobody has tried whether its attention hands over latents in the same way",
         lambda model: (
             _get(model, "attention_arch.name") == "MLA"

@@ -25,6 +25,7 @@ from engines import (
     report_of,
 )
 from latents import LAYERS, RANK, ROPE, LatentServer
+from tiny_models import change_config
 
 from oscar_zoo.artifact.specs import Windows
 
@@ -35,10 +36,16 @@ CODES = {"codes": False, "carried": True}
 """Runs with codes of 2 bits, and whether their artifact has feedback."""
 
 
+GLM = {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
+LOSSLESS: dict[str, Any] = {"lossless": {}, "lossless-glm": {"q_lora_rank": 96}}
+"""Runs with exact slots; of GLM-4.7-Flash, whose queries are made in two steps."""
+
+
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"))
-    start(runs, "lossless", carried=True)
+    for name in LOSSLESS:
+        start(runs, name, carried=True)
     for name, carried in CODES.items():
         start(runs, name, carried=carried)
     start(runs, "ranks", carried=False, tp_size=2)
@@ -47,14 +54,16 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 
 
 def start(runs: Engines, name: str, *, carried: bool, **more: Any) -> None:
-    model, exact = runs.folder / "model", name == "lossless"
+    exact, glm = name in LOSSLESS, "glm" in name
+    model = runs.folder / ("glm" if glm else "model")
     if not model.exists():
-        latents.new_model().save_pretrained(model)
+        latents.new_model(**LOSSLESS.get(name, {})).save_pretrained(model)
+        change_config(model, **(GLM if glm else {}), mlp_layer_types=["dense"] * LAYERS)
     engine = {"kv_cache_dtype": "int2", "model_path": str(model), **more}
     artifact = latents.write_artifact(runs.folder / f"{name}-artifact", carried=carried)
     env = {
         **engine_cases.WINDOWS,
-        **engine_cases.test_mode(name if exact else "int2"),
+        **engine_cases.test_mode("lossless" if exact else "int2"),
         **engine_cases.cores(engine, runs.release),
         "OSCAR_INT2_ROTATION_PATH": str(artifact),
     }
@@ -71,8 +80,9 @@ def one_at_a_time() -> list[dict[str, Any]]:
     ]
 
 
-def test_tokens_over_lossless_slots_are_those_of_transformers(engines: Engines) -> None:
-    model, groups = latents.new_model(), engines.result("lossless")["groups"]
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_tokens_over_lossless_slots_are_those_of_transformers(engines: Engines, name: str) -> None:
+    model, groups = latents.new_model(**LOSSLESS[name]), engines.result(name)["groups"]
     asked = [pair for g in groups.values() for pair in zip(g["prompts"], g["tokens"], strict=True)]
     wanted = [continued(model, ids, len(tokens)) for ids, tokens in asked]
     assert [tokens for _, tokens in asked] == wanted and len(wanted) > 30

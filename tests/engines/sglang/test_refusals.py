@@ -88,7 +88,7 @@ DISK_CASES: dict[str, dict[str, Any]] = {
     "a disk cache on several GPUs": {**HOST, "tp_size": 2},
     "a disk cache with --enable-lora": {**HOST, "lora_paths": ["a=b"]},
 }
-MLA = "MLA in a model other than DeepSeek V2 and V3"
+MLA = "MLA in a model other than DeepSeek V2, V3 and GLM-4.7-Flash"
 MODEL_CASES = {
     MLA: {
         "attention_arch": SimpleNamespace(name="MLA"),
@@ -136,8 +136,8 @@ QWEN3 = {
     "torch_dtype": "bfloat16",
 }
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-GLM = {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
-MODELS = {"": QWEN3, MLA: {**QWEN3, **GLM, **dict.fromkeys(LATENT, 16)}}
+LONGCAT = {"architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash"}
+MODELS = {"": QWEN3, MLA: {**QWEN3, **LONGCAT, **dict.fromkeys(LATENT, 16)}}
 SLIDING_CASES = {
     "a layer that has no sliding window, although config.json says so,": {"sliding_window_size": -1}
 }
