@@ -24,7 +24,7 @@ from oscar_zoo.compute.moments_file import load_moments
 
 SMOLLM2 = Path(sys.prefix) / "smollm2"
 LAYERS, VOCABULARY = (0, 1, 28, 29), 8192
-TOKENS, LENGTH, CHARACTERS = 2048, 768, 21_000
+TOKENS, LENGTH, CHARACTERS = 1280, 640, 15_000
 RIDGE = 0.3
 TEXT = EXAMPLE.parents[1] / "text/calibration.txt"
 OTHER_TEXT = TEXT.with_name("validation.txt")
@@ -126,7 +126,7 @@ def test_other_text_moves_less_than_with_a_clipped_hadamard_at_the_same_bits(mad
         data=str(OTHER_TEXT),
         dtype="float32",
         windows=2,
-        length=LENGTH,
+        length=768,
         answers=1,
     )
     rows = {row.cache: row for row in report.rows}

@@ -23,6 +23,7 @@ import pytest
 from cli_output import Cli, parsed
 from engines import MODEL, needs_sglang, recall_prompts, text_tokens
 from forked_commands import forked
+from forked_process import POLL_SECONDS
 from reference_server import ReferenceServer, equal_tokens
 from served_model import (
     CANARY,
@@ -340,6 +341,7 @@ def test_a_signal_while_starting_leaves_nothing_behind(
         tree := [pid for pid in all_children(process.pid) if b"sglang.launch" in cmdline(pid)]
     ):
         assert process.poll() is None
+        time.sleep(POLL_SECONDS)
     process.send_signal(number)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == code and parsed(out)["error"]["code"] == word
@@ -353,6 +355,7 @@ def test_a_port_that_is_lost_while_it_starts_is_told(rotation: Path, tmp_path: P
     process = fork(rotation, port, tmp_path)
     while not any(cmdline(pid).startswith(SCHEDULER) for pid in all_children(process.pid)):
         assert process.poll() is None  # SGLang listens once its scheduler has loaded the model
+        time.sleep(POLL_SECONDS)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))  # and answers nobody: a listener might keep clients waiting
         out, _ = process.communicate(timeout=300)

@@ -116,14 +116,8 @@ def test_unknown_tasks_and_short_texts_are_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "want"),
-    [
-        ("tiny-qwen3", (3.699, 3.966, 3.833, 3.764)),
-        ("tiny-qwen3-hard", (3.699, 2354.0, 17.9, 10.2)),
-    ],
-)
-def test_the_reference_table_is_reproduced(name: str, want: tuple[float, ...]) -> None:
+def test_the_reference_table_is_reproduced() -> None:
+    name, want = "tiny-qwen3-hard", (3.699, 2354.0, 17.9, 10.2)
     if not (SHARED / name).is_dir():
         pytest.skip("the models and text of the reference table are not part of the repository")
     model = load_model(str(SHARED / name), dtype="float32")

@@ -1,5 +1,5 @@
-"""The process behind `sglang_forks`: it imports SGLang, or what most commands import, then forks
-for every client, and there for every call."""
+"""The process behind `sglang_forks`: it imports SGLang, vLLM, or what most commands import, then
+forks for every client, and there for every call."""
 
 import contextlib
 import ctypes
@@ -20,22 +20,19 @@ from typing import Any
 
 import triton_interpreter
 
-PRELOADED = (
-    "sglang",
-    "sglang.srt.entrypoints.engine",
-    "sglang.srt.entrypoints.http_server",
-    "sglang.srt.layers.attention.torch_native_backend",
-    "sglang.srt.managers.scheduler",
-    "sglang.srt.models.registry",
-    "oscar_zoo.engines.sglang.hooks.installation",
-)
-"""Importing them has no effect on SGLang."""
-COMMANDS = (
-    "filelock numpy yaml httpx rich.console rich.progress rich.table forked_commands"
+PRELOADED = {
+    "sglang": "sglang sglang.srt.entrypoints.engine sglang.srt.entrypoints.http_server"
+    " sglang.srt.layers.attention.torch_native_backend sglang.srt.managers.scheduler"
+    " sglang.srt.models.registry oscar_zoo.engines.sglang.hooks.installation",
+    "vllm": "vllm_child vllm.entrypoints.llm vllm.v1.worker.cpu_worker"
+    " vllm.v1.worker.cpu.model_runner vllm.model_executor.models.qwen3"
+    " oscar_zoo.engines.vllm.backend oscar_zoo.engines.vllm.hooks oscar_zoo.engines.vllm.placement",
+    "commands": "filelock numpy yaml httpx rich.console rich.progress rich.table forked_commands"
     " oscar_zoo.registry.artifacts oscar_zoo.registry.mirror oscar_zoo.registry.publish"
     " oscar_zoo.registry.pull oscar_zoo.registry.hubs.huggingface oscar_zoo.registry.hubs.http"
-    " oscar_zoo.serving.doctor oscar_zoo.cli.commands.pull oscar_zoo.cli.main"
-).split()
+    " oscar_zoo.serving.doctor oscar_zoo.cli.commands.pull oscar_zoo.cli.main",
+}
+"""Importing them has no effect on SGLang or vLLM."""
 CLIENTS = {"huggingface_hub", "modelscope_hub"}
 """They read variables while they are imported, so every command imports them itself."""
 POLL_SECONDS = 2.0
@@ -43,11 +40,14 @@ POLL_SECONDS = 2.0
 
 
 def serve(listener: socket.socket, what: str) -> None:
-    """Import `sglang` or what `commands` need, then serve everybody who connects; ends after the
-    last client."""
+    """Import what is `PRELOADED`, then serve everybody who connects; ends after the last client."""
     failure = ""
     try:
-        _preload() if what == "sglang" else _preload_commands()
+        for module in PRELOADED[what].split():
+            importlib.import_module(module)
+        if what == "sglang":
+            _prepare_sglang()
+        assert what != "commands" or not CLIENTS & sys.modules.keys()
         gc.collect()
         gc.freeze()  # or every collection of a call would walk all that was imported
     except Exception:
@@ -72,21 +72,13 @@ def serve(listener: socket.socket, what: str) -> None:
         sessions.add(child)
 
 
-def _preload() -> None:
-    for module in PRELOADED:
-        importlib.import_module(module)
+def _prepare_sglang() -> None:
     triton_interpreter.patch_once()
     plain_convolutions = importlib.import_module("plain_convolutions")
     plain_convolutions.install(hook_targets()._replace_imported)
     _find_bindings_once()
     # It finds the place of our command line by our variables, which forks replace.
     importlib.import_module("setproctitle").getproctitle()
-
-
-def _preload_commands() -> None:
-    for module in COMMANDS:
-        importlib.import_module(module)
-    assert not CLIENTS & sys.modules.keys()
 
 
 def _session(connection: socket.socket, failure: str) -> None:

@@ -119,6 +119,14 @@ def connect(front: Path | None = None) -> Forks:
     return connect_to("sglang", env, name)
 
 
+@functools.cache
+def vllm() -> Forks:
+    """The connection of this process to vLLM on a CPU; see `vllm_child`."""
+    root = Path(__file__).resolve().parents[2]
+    places = Path(sys.prefix) / "vllm", root, root / "kernels", root / "tests/engines/vllm"
+    return connect_to("vllm", {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))})
+
+
 def connect_to(what: str, env: Mapping[str, str] | None = None, name: str = "installed") -> Forks:
     """A connection to the process that imported `what`, with the whole environment `env`, or
     ours."""

@@ -19,18 +19,10 @@ LAYER = SimpleNamespace(impl=SimpleNamespace(num_kv_heads=2, head_size=64, scale
 
 
 def config(**changes: Any) -> Any:
-    parallel = {
-        "pipeline_parallel_size": 1,
-        "data_parallel_size": 1,
-        "decode_context_parallel_size": 1,
-    }
-    own = {name: changes.pop(name, value) for name, value in parallel.items()}
-    usual: dict[str, Any] = {
-        "speculative_config": None,
-        "kv_transfer_config": None,
-        "lora_config": None,
-        "use_v2_model_runner": True,
-    }
+    sizes = (f"{one}_parallel_size" for one in ("pipeline", "data", "decode_context"))
+    own = {name: changes.pop(name, 1) for name in sizes}
+    usual: dict[str, Any] = dict.fromkeys(("speculative_config", "kv_transfer_config"))
+    usual |= {"lora_config": None, "use_v2_model_runner": True}
     own_cache = bool(changes.pop("disable_hybrid_kv_cache_manager", False))
     scheduler = SimpleNamespace(disable_hybrid_kv_cache_manager=own_cache)
     model = SimpleNamespace(is_mm_prefix_lm=changes.pop("is_mm_prefix_lm", False))

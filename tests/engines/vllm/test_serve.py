@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from cli_output import Cli
+from served_model import fitted
+from tiny_models import EXAMPLE
 
 import oscar_zoo
 from oscar_zoo.engines.metrics import METRICS, PREFIX
@@ -23,9 +25,8 @@ from oscar_zoo.evaluate.benchmarks.answers import ask as ask_one
 from oscar_zoo.serving import servers
 from oscar_zoo.serving.records import client_of
 
-ROOT = Path(__file__).resolve().parents[3]
 VLLM, CHILD = Path(sys.prefix) / "vllm", Path(__file__).with_name("vllm_child.py")
-MODEL = str(ROOT / "examples/models/tiny-qwen3-hard")
+MODEL = str(EXAMPLE)
 FLAGS = (
     "--max-model-len=2048", "--max-num-seqs=3", "--block-size=32", "--dtype=float32",
     "--enforce-eager", "--kv-cache-memory-bytes=8388608",
@@ -39,12 +40,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("made") / "rotation"
-    oscar_zoo.compute_artifact(
-        MODEL, calib_data=str(ROOT / "examples/text/calibration.txt"), calib_tokens=4096,
-        seq_len=1024, method="hadamard", fast=True, allow_poor=True, device="cpu", output=output,
-    )  # fmt: skip
-    return output
+    return fitted(tmp_path_factory.mktemp("made") / "rotation")
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sglang_forks
 import torch
 from architectures import write_architecture
 from eagle_draft import write_draft
@@ -112,10 +114,14 @@ def served(
     paths = [str(VLLM), os.environ.get("PYTHONPATH", "")]
     usual = OPTIONS if device == "cpu" else OPTIONS | SHARE | ({} if compiled else GRAPHS)
     job = {"options": usual | options, "rounds": rounds, "new": new}
+    job |= {"before": before, "frozen": frozen}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **chosen}
+    if device == "cpu" and "distributed_executor_backend" not in options:
+        return forked(job, env)
     done = subprocess.run(
         [sys.executable, CHILD, device],
-        input=json.dumps(job | {"before": before, "frozen": frozen}),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **chosen},
+        input=json.dumps(job),
+        env=env,
         capture_output=True,
         text=True,
         timeout=300,
@@ -123,6 +129,16 @@ def served(
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def forked(job: dict[str, Any], env: dict[str, str]) -> dict[str, Any]:
+    """From a fork; a test that names how ranks are started gets fresh processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        code = sglang_forks.vllm().call("vllm_child:forked", Path(folder), log, env, job=job)
+        told = log.read_text("utf-8")
+    assert code == 0, told[-3000:]
+    return dict(json.loads(told.splitlines()[-1]))
 
 
 def check(
@@ -249,7 +265,7 @@ def test_prefix_hits(
     assert cached == [0, 480, 0, (700 - 256) // PAGE * PAGE, 0, 480]
     assert ["step", "5", 1] in found["events"]
     assert found["sinks"]["hits"] == 3 and found["sinks"]["lost"] == 0
-    check(models[device], folder, found, [first, *later, *alone], near=NEARLY * (ranks - 1))
+    check(models[device], folder, found, [first, *later, *alone], near=0.05 * (ranks - 1))
 
 
 def test_a_request_starts_again(model: LoadedModel, folder: Path, ids: list[int]) -> None:
@@ -259,6 +275,13 @@ def test_a_request_starts_again(model: LoadedModel, folder: Path, ids: list[int]
     added = [name for what, name, _ in found["events"] if what == "add"]
     assert len(added) > len(set(added))
     check(model, folder, found, prompts)
+
+
+def other(family: str, folder: Path, **changes: Any) -> tuple[str, Path]:
+    """Another model, and a rotation for it."""
+    name = str(write_architecture(family, folder / "model"))
+    change_config(Path(name), **changes)
+    return name, made(folder / "rotation", name, method="hadamard", calib_tokens=4096)
 
 
 @pytest.mark.parametrize(
@@ -272,11 +295,8 @@ def test_a_request_starts_again(model: LoadedModel, folder: Path, ids: list[int]
 def test_layers_with_a_window(family: str, ids: list[int], device: str, tmp_path: Path) -> None:
     """They keep 16 bits in pages of the same bytes, and free what has left the window. Learned
     sinks take their share in all layers."""
-    (tmp_path / "model").mkdir()
-    name = str(write_architecture(family, tmp_path / "model"))
-    if family == "gpt_oss":  # vLLM knows it with YaRN only
-        change_config(Path(name), rope_parameters=YARN)
-    folder = made(tmp_path / "rotation", name, method="hadamard", calib_tokens=4096)
+    yarn = {"rope_parameters": YARN} if family == "gpt_oss" else {}  # else vLLM does not know it
+    name, folder = other(family, tmp_path, **yarn)
     on_cpu = device == "cpu"
     how: dict[str, Any] = {"block_size": 512 if on_cpu else 128, "model": name, "device": device}
     # Of a random model attention averages values away, unless a few tokens come again.
@@ -290,22 +310,14 @@ def test_layers_with_a_window(family: str, ids: list[int], device: str, tmp_path
     check(load_model(name, dtype=kind, device=device), folder, found, [*prompts, *later])
 
 
-def with_states(family: str, folder: Path) -> tuple[str, Path]:
-    (folder / "model").mkdir()
-    name = str(write_architecture(family, folder / "model"))
-    return name, made(folder / "rotation", name, method="hadamard", calib_tokens=4096)
-
-
 @pytest.mark.parametrize(("family", "ranks"), [("qwen3_5", 1), ("qwen3_next", 1), ("qwen3_5", 2)])
 def test_layers_with_a_state(family: str, ranks: int, ids: list[int], tmp_path: Path) -> None:
     """A page has as many tokens as fit in the bytes of a state, and a hit ends at one."""
-    name, folder = with_states(family, tmp_path)
-    how: dict[str, Any] = {"model": name, "max_num_seqs": 2, "frozen": ranks == 1}
-    if ranks > 1:
-        how |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
+    name, folder = other(family, tmp_path)
+    how: dict[str, Any] = {"model": name, "max_num_seqs": 2, "tensor_parallel_size": ranks}
     prompts = [ids[3000 * n :][:size] for n, size in enumerate((1130, 90, 300))]
     later = [prompts[0] + ids[7000:7300]]
-    found = served(folder, [prompts, later], **how)
+    found = served(folder, [prompts, later], frozen=ranks == 1, **how)
     assert found["groups"] == [[1120, 2], [1120, 2]]
     assert [cached for _, _, cached in found["requests"]] == [0, 0, 0, 1120]
     # Where states are rounded otherwise, a code may be another.
@@ -322,7 +334,7 @@ def test_parts_of_a_page_and_few_pages(
     how: dict[str, Any], number: int, cached: int, ids: list[int], tmp_path: Path
 ) -> None:
     """For a hit within a page, vLLM copies it. Where pages are few, requests start again."""
-    name, folder = with_states("qwen3_5", tmp_path)
+    name, folder = other("qwen3_5", tmp_path)
     prompts = [ids[3000 * n :][:4] * 143 for n in range(number)]
     later = [prompts[-1] + ids[12000:12300]]
     found = served(folder, [prompts, later], "4", frozen=True, model=name, **how)

@@ -5,9 +5,10 @@ asks for are here.
     python vllm_child.py cpu|cuda < JOB.json
     python vllm_child.py -m MODULE ...      # another program with vLLM, on a CPU
 
-A job has `options` of `vllm.LLM`, `rounds` of prompts as lists of ids, `new` tokens for each, and
-whether this process had such a model `before`. On a CPU it also says whether decode steps read what
-the first one of as many requests was given, as a CUDA graph does.
+Forks of a process that has imported this call `forked`, see `sglang_forks`. A job has `options` of
+`vllm.LLM`, `rounds` of prompts as lists of ids, `new` tokens for each, and whether this process had
+such a model `before`. On a CPU it also says whether decode steps read what the first one of as many
+requests was given, as a CUDA graph does.
 The last line of the output is JSON: tokens and cached tokens of each prompt, what the runner did,
 what was counted of drafts behind each round, tokens of a page and layers of each group, the counts
 of sink blocks and how many there are.
@@ -16,6 +17,7 @@ of sink blocks and how many there are.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import runpy
 import sys
@@ -23,7 +25,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-MODE = sys.argv[1]
+MODE = (*sys.argv, "cpu")[1]
 CPU, ROOT = MODE != "cuda", Path(__file__).resolve().parents[3]
 os.environ |= {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -33,9 +35,10 @@ os.environ |= {
 if MODE != "-m":
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 if CPU:
-    places = Path(sys.prefix) / "vllm", ROOT, ROOT / "kernels"
+    places = Path(sys.prefix) / "vllm", ROOT, ROOT / "kernels", ROOT / "tests/support"
     path = os.pathsep.join(map(str, places))
-    if os.environ.get("PYTHONPATH") != path:  # the code of this checkout, wherever it is installed
+    if __name__ == "__main__" and os.environ.get("PYTHONPATH") != path:
+        # The code of this checkout, wherever it is installed.
         os.environ["PYTHONPATH"] = path
         os.execv(sys.executable, [sys.executable, "-P", *sys.argv])
     os.environ |= {
@@ -193,7 +196,9 @@ SCHEMAS = {
 def stand_in() -> Any:
     """Takes the place of vLLM's compiled module."""
     import torch
+    import triton_interpreter
 
+    triton_interpreter.patch_once()
     library = torch.library.Library("_C", "FRAGMENT")
     for schema, function in SCHEMAS.items():
         library.define(schema)
@@ -253,8 +258,15 @@ def frozen() -> None:
     Int2Builder.build = build
 
 
-def main() -> None:
-    job, events, accounts = json.load(sys.stdin), list[Any](), dict[str, Any]()
+def forked(job: dict[str, Any]) -> None:
+    """The ranks are forks, too."""
+    context = multiprocessing.get_context
+    multiprocessing.get_context = lambda *_: context("fork")  # type: ignore[assignment]
+    main(job)
+
+
+def main(job: dict[str, Any]) -> None:
+    events, accounts = list[Any](), dict[str, Any]()
     from vllm import LLM, SamplingParams
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -295,4 +307,4 @@ if __name__ == "__main__" and MODE == "-m":
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__")
 elif __name__ == "__main__":
-    main()
+    main(json.load(sys.stdin))
