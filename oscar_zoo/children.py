@@ -34,12 +34,12 @@ def start(command: list[str], *, env: Mapping[str, str] | None = None, **given: 
 
 def output(command: list[str], *, env: Mapping[str, str], seconds: float) -> str:
     pipe = subprocess.PIPE
-    with start(command, env=env, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as child:
+    with start(command, env=env, stdout=pipe, stderr=pipe, text=True) as child:
         try:
-            said, _ = child.communicate(timeout=seconds)
+            said, told = child.communicate(timeout=seconds)
         except BaseException:
             child.kill()
             raise
         if child.returncode:
-            raise subprocess.CalledProcessError(child.returncode, command)
+            raise subprocess.CalledProcessError(child.returncode, command, said, told)
         return str(said)

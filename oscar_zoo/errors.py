@@ -494,6 +494,14 @@ class PortInUse(ConflictError, code="port_in_use"):
 class ServerFailed(OscarZooError, code="server"):
     """The inference server did not start, or died."""
 
+    @classmethod
+    def for_silence(cls, server: str, error: Exception) -> Self:
+        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, ConnectionRefusedError):
+            cause = "nobody listens there"
+        said = f"{server} does not answer: {cause}."
+        return cls(said, hint="see what runs on this machine: oscar-zoo ps")
+
 
 class FlagRefused(ServerFailed, UsageError, code="usage.engine_flag"):
     """A flag that the user gave to the inference server is unknown to it, or has a bad value."""

@@ -1,10 +1,10 @@
 """What codes of 2 bits cost a small model with multi-head latent attention (MLA).
 
-    python contrib/mla/simulate.py FOLDER [--minutes 24] [--text CALIBRATION VALIDATION]
+    python contrib/mla/simulate.py FOLDER [--text CALIBRATION VALIDATION]
 
-FOLDER holds the model; `tiny_model` makes one that is not there, with `--minutes 0` a random one.
-Without FOLDER the bytes of a token of DeepSeek-V3 are printed. The quantizer, the windows, the fits
-and the tasks are those of the project; `latent_cache` says what is in the cache.
+FOLDER holds a model that `tiny_model.py` made. Without it the bytes of a token of DeepSeek-V3 are
+printed. The quantizer, the windows, the fits and the tasks are those of the project; `latent_cache`
+says what is in the cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from latent_cache import WINDOWS, LatentCache, Part, exact, geometry, run, weights
-from tiny_model import LENGTH, RANK, ROPE, TEACHER, load_teacher, new_model, train
+from tiny_model import CALIBRATION, LENGTH, RANK, ROOT, ROPE, TEACHER, load_teacher
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
@@ -38,8 +38,7 @@ from oscar_zoo.evaluate.simulated_cache import SimulatedCache
 from oscar_zoo.models.attention import AttentionFn, Softmax
 from oscar_zoo.models.loading import load_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-TEXTS = ROOT / "examples/text/calibration.txt", ROOT / "examples/text/validation.txt"
+TEXTS = CALIBRATION, ROOT / "examples/text/validation.txt"
 
 
 class Statistics:
@@ -202,8 +201,6 @@ def print_bytes(rank: int = 512, rope: int = 64) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--minutes", type=float, default=24, help="of training [default: 24]")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights [default: 0]")
     parser.add_argument("--text", nargs=2, type=Path, default=TEXTS)
     parser.add_argument("--windows", type=int, default=6, help="of each task [default: 6]")
     options = parser.parse_args()
@@ -212,12 +209,6 @@ def main() -> None:
         return
     tokenizer = load_tokenizer(str(TEACHER))
     calibration, validation = (path.read_text("utf-8") for path in options.text)
-    if not options.folder.exists():
-        teacher = load_teacher()
-        model = new_model(teacher, options.seed)
-        if options.minutes:
-            train(model, teacher, calibration, encoder(tokenizer), options.minutes)
-        model.save_pretrained(options.folder)
     model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32).eval()
     found = statistics(model, torch.tensor(encoder(tokenizer)(calibration)))
     tasks = Tasks(model, validation, options.windows, tokenizer)

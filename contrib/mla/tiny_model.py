@@ -1,12 +1,16 @@
 """Make a small trained model with multi-head latent attention, for `simulate.py`.
 
+    python contrib/mla/tiny_model.py FOLDER [--minutes 24] [--text CALIBRATION]
+
 All but the attention comes from examples/models/tiny-qwen3-hard. The latent attention is new, and
 learns to do what that model's attention does: first every layer by itself, from the teacher's
 hidden states, then the whole model the teacher's predictions. On one core 20 minutes are enough.
+With `--minutes 0` the attention is random.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -20,9 +24,13 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.evaluate.caches import encoder
 from oscar_zoo.evaluate.questions import Encode, Recall
+from oscar_zoo.models.loading import load_tokenizer
 
-TEACHER = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+ROOT = Path(__file__).resolve().parents[2]
+TEACHER = ROOT / "examples/models/tiny-qwen3-hard"
+CALIBRATION = ROOT / "examples/text/calibration.txt"
 RANK, ROPE = 128, 32
 LENGTH = 1536
 QUERIES = 192
@@ -30,6 +38,22 @@ QUERIES = 192
 BY_LAYER = 0.6
 """The share of the time in which layers learn by themselves."""
 RATE = 3e-3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make a small model with latent attention.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=24, help="of training [default: 24]")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights [default: 0]")
+    parser.add_argument("--text", type=Path, default=CALIBRATION)
+    options = parser.parse_args()
+    teacher, tokenizer = load_teacher(), load_tokenizer(str(TEACHER))
+    model = new_model(teacher, options.seed)
+    if options.minutes:
+        text = options.text.read_text("utf-8")
+        train(model, teacher, text, encoder(tokenizer), options.minutes)
+    model.save_pretrained(options.folder)
+    tokenizer.save_pretrained(options.folder)
 
 
 def load_teacher() -> Any:
@@ -145,3 +169,7 @@ def unlike(model: Any, seen: Mapping[int, tuple[Tensor, Tensor, Tensor]]) -> Ten
         total = total + (mine[:, pick].float() - out).square().mean() / out.var()
         total = total + (p * (p.clamp_min(1e-6).log() - q.clamp_min(1e-6).log())).sum(-1).mean()
     return total
+
+
+if __name__ == "__main__":
+    main()

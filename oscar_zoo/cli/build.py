@@ -102,12 +102,12 @@ def declared(parameter: Parameter) -> Callable[[Any], Any]:
     if says.kind is not None:
         shared["cls"] = named(says.kind)
     flag = says.flag or "--" + parameter.name.replace("_", "-")
+    if not many:
+        shared.setdefault("cls", options.Once)
     if kind is bool:
         two_sided = not only_on and "/" not in flag
         flag = f"{flag}/--no-{flag.removeprefix('--')}" if two_sided else flag
         return click.option(*flag.split(), parameter.name, is_flag=True, **shared)
-    if not many:
-        shared.setdefault("cls", options.Once)
     return click.option(
         *flag.split(), parameter.name, multiple=many, required=parameter.required, **shared
     )

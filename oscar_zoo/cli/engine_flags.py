@@ -56,11 +56,8 @@ class FlagsCommand(click.Command):
 
 
 class OptionalChoice(Once):
-    """A choice that means `usual` where no value stands behind it.
-
-    A word behind it is its value only where it is one of the choices. click alone takes any word
-    that is no option.
-    """
+    """A choice that means `usual` where no value stands behind it, that is, none of the choices.
+    click alone takes any word that is no option."""
 
     def __init__(self, names: Sequence[str], *, usual: str = "auto", **others: Any) -> None:
         super().__init__(names, **others)

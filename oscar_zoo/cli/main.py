@@ -212,9 +212,12 @@ def _two_commands(words: list[str]) -> errors.UsageError:
     from shlex import join
 
     from oscar_zoo.artifact.names import is_path
+    from oscar_zoo.cli.commands.serve import command
 
     names = list(takewhile(lambda word: not word.startswith("-"), words))
-    serve = ["oscar-zoo", "serve", *(names[:1] or ["NAME"] * (not words)), "--detach"]
+    ours = list(takewhile(lambda word: word != "--", words))
+    target = command.make_context("serve", ours, resilient_parsing=True).params["target"]
+    serve = ["oscar-zoo", "serve", *(names[:1] or ["NAME"] * (target is None)), "--detach"]
     serve += words[len(names) :]
     chat = ["oscar-zoo", "chat", *(name for name in names if not is_path(name))]
     return errors.UsageError(

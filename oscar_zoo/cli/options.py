@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Once(click.Option):
-    """An option with one value, of which click would take the last."""
+    """An option with one value, or one of two names, of which click would take the last."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         self.multiple = True  # for the parser alone, which then keeps all
@@ -28,7 +28,8 @@ class Once(click.Option):
     def consume_value(self, ctx: click.Context, opts: Any) -> Any:
         *others, value = opts.get(self.name) or [None]
         if {*others} - {value} and not ctx.resilient_parsing:
-            text = f"{self.opts[-1]} takes one value, and got {' and '.join((*others, value))}."
+            got = (self.opts[-1], self.secondary_opts[-1]) if self.is_flag else (*others, value)
+            text = f"{self.opts[-1]} is given twice: {' and '.join(got)}."
             raise UsageError(text, hint="leave out all but one")
         return super().consume_value(ctx, opts if value is None else {**opts, self.name: value})
 

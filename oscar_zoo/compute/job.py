@@ -396,8 +396,7 @@ def _choose(
     gates = () if choice.base is None else kept.gates(choice.base)
     wish = job.wish
     if wish is None and gates and not job.allow_poor:
-        kl = typical(kept.divergence) if kept.divergence else 0.0
-        doubtful = worst(gates) != "pass" or kl > DIVERGENCE_PASS
+        doubtful = worst(gates) != "pass" or typical(kept.divergence) > DIVERGENCE_PASS
         if doubtful if job.raises else failure(gates):
             wish = INSTEAD
     widths = None

@@ -211,10 +211,7 @@ class ServerClient:
             response = connection.getresponse()
             data = response.read(MOST_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
-            cause = str(error) or type(error).__name__
-            raise ServerFailed(
-                f"{self.url} does not answer: {cause}.", hint="is the server still running?"
-            ) from None
+            raise ServerFailed.for_silence(self.url, error) from None
         finally:
             connection.close()
         if response.status != 200:

@@ -167,17 +167,17 @@ def verify_stored(
 
 
 def existing_path(path: Path) -> Path:
-    """What to verify for `path`: a manifest stands for its folder, a link for its target."""
+    """What to verify for `path`: its folder for a manifest, its target for a linked artifact."""
     text = path_text(path)
     if path.is_symlink() and not path.exists():
-        raise errors.PathNotFound(
-            f"{text} is a symbolic link that leads nowhere.",
-            hint=f"see where: ls -l {shlex.quote(text)}",
-        )
+        said = f"{text} is a symbolic link that leads nowhere."
+        raise errors.PathNotFound(said, hint=f"see where: ls -l {shlex.quote(text)}")
     if not path.exists():
         raise errors.PathNotFound.for_path(text)
     if path.is_dir():
-        return path.resolve() if path.is_symlink() else path
+        from oscar_zoo.artifact.artifact_folder import is_artifact
+
+        return path.resolve() if path.is_symlink() and is_artifact(path) else path
     if not path.is_file():
         raise errors.UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
     return path.parent if path.name == FILE_NAME else path
@@ -200,10 +200,9 @@ def one_artifact(path: Path) -> Path:
     """The file `path`, or the folder of the one artifact at or below it."""
     path, found = artifacts_at(path)
     if path not in found and len(found) > 1:
-        raise errors.UsageError(
-            f"{path} holds {len(found)} artifacts.",
-            hint=f"name one, for example {path_text(found[0])}",
-        )
+        text, one = path_text(path), shlex.quote(path_text(found[0]))
+        hint = f"name one, for example {one}"
+        raise errors.UsageError(f"{text} holds {len(found)} artifacts.", hint=hint)
     return path if path in found else found[0]
 
 

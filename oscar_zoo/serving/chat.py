@@ -117,10 +117,7 @@ def server_events(
             if line.startswith(DATA) and (event := line[len(DATA) :].strip()) != DONE:
                 yield event
     except (OSError, http.client.HTTPException) as error:
-        cause = str(error) or type(error).__name__
-        raise ServerFailed(
-            f"the server does not answer: {cause}.", hint="see what runs: oscar-zoo ps"
-        ) from None
+        raise ServerFailed.for_silence("the server", error) from None
     finally:
         connection.close()
 

@@ -36,7 +36,7 @@ from oscar_zoo.engines.sglang.front.access import parse_origin
 from oscar_zoo.engines.sglang.front.middleware import PATH
 from oscar_zoo.engines.sglang.launch import plan, preflight, starting, user_flags
 from oscar_zoo.engines.sglang.launch.plan import HARMFUL_VARIABLES, client_url
-from oscar_zoo.engines.sglang.launch.server import Server
+from oscar_zoo.engines.sglang.launch.server import Server, check_words
 from oscar_zoo.engines.sglang.launch.starting import (
     StartObserver,
     WantedServer,
@@ -183,7 +183,7 @@ class ServeCommand(_Served):
 
 def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeCommand:
     """The command for stock SGLang with this plugin, which reads and checks the artifact itself.
-    Starts nothing, and needs no SGLang."""
+    Starts no server, and needs no SGLang."""
     params.check()
     device, gpu = hardware.pick_serving_device(params.device, check=False)
     check_wish(params.drafts, UserFlags(params.of_sglang), device)
@@ -192,7 +192,7 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
     except NetworkError as error:
         hubs = [word for hub in params.hubs for word in ("--hub", hub)]
         fetch = f"fetch it once (oscar-zoo {shlex.join(['pull', str(params.target), *hubs])}), or "
-        if isinstance(error.next_step, Compute):
+        if error.suggestions or isinstance(error.next_step, Compute):
             fetch = ""  # nobody is known to have it
         error.advice = f"--print needs its digest: {fetch}name a folder that holds it"
         raise
@@ -207,6 +207,8 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
         kernels=starting.kernels_folder(),
     )
     vllm = CommandOfVllm.asked(params, prepared)
+    if params.flags and not vllm:
+        check_words(planned)
     planned = vllm.shown(planned) if vllm else planned
     replaced = (WARNING,) if vllm else user_flags.replaced_backends(prepared.flags)
     warnings = (*replaced, *user_flags.check_environment(planned.env))

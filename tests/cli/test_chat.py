@@ -139,6 +139,8 @@ def test_an_answer_as_json(asked: Asked, cli: Cli) -> None:
 def test_without_a_question_nothing_is_asked(
     asked: Asked, chat: Callable[..., str], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    chat(2, " \n", "--model", "Qwen3-8B", "hi")
+    assert "chat --model Qwen3-8B Qwen3-8B hi\n" in cli.err
     chat(2, " \n")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     cli.json(2, "chat")

@@ -223,6 +223,8 @@ def test_the_bare_name_of_a_folder_is_told_where_hubs_are_silent(cli: Cli, more:
     for offline in ([], ["--offline"]):
         said = cli.refused(5, "pull", "ckpt", *more, *offline)
         assert said.endswith(" Did you mean the folder ./ckpt?\n")
+    said = cli.refused(5, "serve", "ckpt", "--print")
+    assert "Did you mean the folder ./ckpt?" in said and "oscar-zoo pull" not in said
 
 
 def proposed(line: str) -> list[str]:

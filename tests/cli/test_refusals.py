@@ -90,6 +90,7 @@ def make_world(root: Path) -> None:
         (root / folder).mkdir()
     os.mkfifo(root / "pipe.pt")
     (root / "broken").symlink_to("nothing")
+    (root / "tree").symlink_to("hub")
     (root / "loop").symlink_to("loop")
     (root / "key").write_text("secret")
     (root / "rotation.pt").write_bytes(b"x")

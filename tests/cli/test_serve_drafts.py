@@ -171,7 +171,7 @@ def test_a_layer_that_flags_name_must_be_there(cli: Cli, tmp_path: Path, models:
             [CHAIN[0], CHAIN[2], "--speculative-num-draft-tokens=6", CHAIN[4]],
         ),
         (
-            ["--speculative_num_draft_tokens", "3"],
+            ["--speculative-num-draft-tokens", "3"],
             [CHAIN[0], "--speculative-num-steps=2", CHAIN[2], CHAIN[4]],
         ),
         (["--speculative-eagle=1"], [CHAIN[0], CHAIN[1], *CHAIN[3:]]),

@@ -1,6 +1,7 @@
 """The command line of `serve`: what `--print` writes runs as it stands in a shell, how a parsed one
 is written again, and what SGLang refuses of it."""
 
+import errno
 import json
 import os
 import shlex
@@ -22,6 +23,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.engines import served_artifact, setting_flags, settings
+from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.plan import check_port_free
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.models import hardware
@@ -233,20 +235,23 @@ def test_a_request_as_a_command_line_again(text: str) -> None:
 
 def test_a_taken_port_shows_a_free_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oscar_zoo.serving.serve.require_serve", lambda: None)
+    bind, more = plan._bind_error, ["--clip", "0.9,0.9", "--", "--tp=2"]
+    low = OSError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr(plan, "_bind_error", lambda x, port: low if port < 9 else bind(x, port))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        words = ["serve", "Qwen3-8B", "--port", port, "--clip", "0.9,0.9", "--", "--tp=2"]
-        line = cli.refused(7, *words).strip()
-        again = parse(shlex.split(line.rpartition("oscar-zoo serve ")[2]))
-        check_port_free("127.0.0.1", again.port)
+        for code, wanted in ((2, 1), (7, port)):
+            line = cli.refused(code, "serve", "Qwen3-8B", "--port", wanted, *more).strip()
+            again = parse(shlex.split(line.rpartition("oscar-zoo serve ")[2]))
+            check_port_free("127.0.0.1", again.port)
+            assert (again.target, again.flags) == ("Qwen3-8B", ("--tp=2",))
+            assert again.clip == Clip(k=0.9, v=0.9) and again.port > 1023
         more = ["--offline", "--device", "cpu", "--port", port]
         for options in ([], ["--detach"]):  # a name that nobody has is said before the port
             cli.refused(3, "serve", "Nobody-9B", *more, *options)
             cli.refused(7, "serve", "Qwen3-8B", *more, *options)
-    assert (again.target, again.flags) == ("Qwen3-8B", ("--tp=2",))
-    assert again.clip == Clip(k=0.9, v=0.9)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +291,7 @@ def test_a_model_not_fetched_has_a_next_step(tmp_path: Path, said: str, step: st
     ("words", "flag"),
     [
         ("serve ./artifact --model MODEL", "--page-size=two"),
+        ("serve ./artifact --model MODEL --print", "--no-such-flag=1"),
         ("eval ./artifact --model MODEL --engine sglang", "--no-such-flag=1"),
         ("bench serve --dummy-weights tiny-qwen3-hard --caches=bf16,int2", "--no-such-flag=1"),
     ],

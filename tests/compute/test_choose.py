@@ -14,6 +14,7 @@ from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data.calibration import CalibrationData, HeldOut, load_calibration
 from oscar_zoo.compute.methods.table import METHODS, fit_all
 from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.select import rule
 from oscar_zoo.compute.select.choose import FINER_CLIPS, choose, refuse_poor
 from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.compute.select.rule import Trial
@@ -63,11 +64,12 @@ def test_what_2_bits_cost_is_said_where_they_do_not_pass_the_gates(chosen: Choic
     own, answers = chosen.base.perplexity, chosen.base.recall
     exact = replace(chosen.trials[chosen.at], perplexity=own, recall=answers)
 
-    def said(kept: Trial) -> str | None:
+    def said(kept: Trial, *, raised: bool = False) -> str | None:
         trials = (*chosen.trials[: chosen.at], kept, *chosen.trials[chosen.at + 1 :])
-        return replace(chosen, trials=trials).two_bits
+        return replace(chosen, trials=trials, raised=raised).two_bits
 
     assert said(exact) is None
+    assert f"{rule.typical(exact.divergence):.4f} nats" in (said(exact, raised=True) or "")
     worse = Measurement(own.value, tuple((loss + n / 100, n) for loss, n in own.parts))
     assert "raise perplexity by 1.01 %" in (said(replace(exact, perplexity=worse)) or "")
     fewer = Measurement(0.5, tuple((right / 2, count) for right, count in answers.parts))

@@ -123,7 +123,7 @@ def test_refusals_and_silence_are_one_line(serve: Serve) -> None:
     less = {name: value for name, value in INFO.items() if name != "chunked_prefill_size"}
     with pytest.raises(ServerFailed, match="its description lacks 'chunked_prefill_size'"):
         serve({"/get_server_info": less}).facts()
-    with pytest.raises(ServerFailed, match="does not answer"):
+    with pytest.raises(ServerFailed, match="does not answer: nobody listens"):
         ServerClient("http://127.0.0.1:9").facts()
 
 

@@ -26,8 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs/gpu-check.md"
 THREADS = {"cuda": 24, "cpu": 1}
 """Steps at a time. With a GPU more than there are, as a step waits in its thread for those before
-it. Without one each step takes all cores. Those that others wait for are queued first.
-"""
+it. Without one each step takes all cores. Those that others wait for are queued first."""
 Step = Callable[[Check], str]
 
 

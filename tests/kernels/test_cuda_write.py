@@ -236,8 +236,7 @@ def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> Non
 def test_attention_behind_a_write_sees_it(tiles: tuning.CudaTiles, prefix_stable: bool) -> None:
     """Attention may start while the write runs; it must wait for the ring rows and the query.
 
-    With `prefix_stable` only the newest token is written, as in a decode step.
-    """
+    With `prefix_stable` only the newest token is written, as in a decode step."""
     job = bfloat16_job(*PLAIN, tokens=2000, heads=8, group=4, sink=64, recent=256, mean=False)
     cache, _ = job.write(cuda)
     one = (job.targets.rows == 3).nonzero()[:, 0]  # the request that begins at position 0

@@ -38,9 +38,10 @@ def _body(as_json: bool, **values: Any) -> int:
     question = (params.question or ("" if talks else sys.stdin.read())).strip("\r\n")
     if (as_json or not talks) and not question.strip():
         taken = f": {params.server}, one word, is taken for a name" if params.server else ""
-        model = f"--model {params.model}" if params.model else ""
-        hint = f'add: oscar-zoo chat {model} {params.server or ""} "Why is the sky blue?"'
-        raise UsageError(f"there is no question{taken}.", hint=" ".join(hint.split()))
+        model, word = str(params.model or ""), params.server or ""
+        meant = [model, word] if model and word and not is_path(word) else [word, "Why so?"]
+        line = shlex.join(["chat", *["--model", model] * bool(model), *filter(None, meant)])
+        raise UsageError(f"there is no question{taken}.", hint=f"for example: oscar-zoo {line}")
     session = session or _loaded(params, as_json)
     if talks:
         where = f" on port {session.answer.port}" if session.answer.port else ""

@@ -24,12 +24,8 @@ class FittingTable(Table):
     """A table that becomes a block of lines per row on a terminal that is too narrow for it.
 
     Before that it loses columns if it has columns to spare: first all without a value in any row,
-    then those to spare, group by group. Blocks show every value.
-
-    Args:
-        columns: heads; a column may have none.
-        spare: groups of columns that may be left out, by their heads; the first one goes first.
-    """
+    then those of `spare`, group by group. Blocks show every value. `columns` are heads, of which a
+    column may have none."""
 
     def __init__(
         self, *columns: str, right: Sequence[int] = (), spare: Sequence[Sequence[str]] = ()

@@ -13,6 +13,7 @@ from oscar_zoo.compute.data.calibration import HeldOut
 from oscar_zoo.compute.methods.base import FitResult
 from oscar_zoo.compute.select.attention_errors import Fidelity, geometric_mean, ratio_text
 from oscar_zoo.compute.select.rule import (
+    DIVERGENCE_PASS,
     FAST_RULE,
     LARGEST,
     RULE,
@@ -189,8 +190,8 @@ class Choice:
         trial = self.trials[self.at]
         gates = trial.gates(self.base)
         if worst(gates) == "pass":
-            kl = typical(trial.divergence) if trial.divergence else 0.0
-            return f"move what the model says next by {kl:.4f} nats" if self.raised else None
+            found = f"{typical(trial.divergence):.4f} nats, above {DIVERGENCE_PASS}"
+            return f"have a typical divergence of {found}" if self.raised else None
         words = {
             "perplexity_change_percent": "raise perplexity by {:.2f} %",
             "recall_loss_points": "lose {:.1f} points of recall",

@@ -70,9 +70,9 @@ VERDICTS: tuple[Verdict, ...] = ("pass", "warn", "fail")
 """Best first."""
 
 
-def typical(divergence: Measurement) -> float:
-    """The geometric mean over prompts, because one strange prompt would outweigh the others."""
-    return geometric_mean(total / number for total, number in divergence.parts)
+def typical(divergence: Measurement | None) -> float:
+    """The geometric mean over prompts, so that no strange one outweighs the others; else 0."""
+    return geometric_mean(loss / n for loss, n in divergence.parts) if divergence else 0.0
 
 
 @dataclass(frozen=True)

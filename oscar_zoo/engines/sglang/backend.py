@@ -325,11 +325,8 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
         save_kv_cache: bool = True,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attention of a batch in one layer; `sinks` is `[heads]` of this worker.
-
-        Returns:
-            `[tokens, heads * v_head_dim]`.
-        """
+        """Attention of a batch in one layer, `[tokens, heads * v_head_dim]`; `sinks` is `[heads]`
+        of this worker."""
         step = self._step
         if step is None:
             raise RuntimeError("a forward pass without metadata")
@@ -361,12 +358,8 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
     forward_decode = forward_extend
 
     def seen(self, asking: Tensor, positions: Tensor, window: int) -> Tensor:
-        """Which positions each token sees: its own, and `window` before it.
-
-        Args:
-            asking: positions of tokens, `[tokens, 1]`.
-            positions: `[keys]`.
-        """
+        """Which `positions`, `[keys]`, tokens at `asking`, `[tokens, 1]`, see: their own, and
+        `window` before it."""
         return (positions <= asking) & (positions >= asking - window)
 
     def slots(self, row: int, first: int, last: int) -> Tensor:

@@ -93,6 +93,17 @@ def leave_out_images(model_config: Any) -> None:
             setattr(model_config, name, False)
 
 
+def read() -> None:
+    """Read the arguments of this process as a server does; ends it with 2 where they are wrong."""
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
+
+    load_plugins()
+    parser = argparse.ArgumentParser(prog="sglang")
+    ServerArgs.add_cli_args(parser)
+    parser.parse_args()
+
+
 def open_engine(arguments: Sequence[str]) -> Any:
     import sglang
     from sglang.srt.plugins import load_plugins

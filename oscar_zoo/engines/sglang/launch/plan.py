@@ -112,15 +112,10 @@ def plan(
     config_file: Path | None = None,
     front: str = ON,
 ) -> LaunchPlan:
-    """The child process for `options`.
-
-    Args:
-        rotations: where the plugin finds them; it compares their digest with `sha256`.
-        kernels: private folder of compiled kernels, kept from one start to the next.
-        copy_of: digest of the artifact, where the rotations are a copy of it with other bytes.
-        config_file: with keys, in the engine's own configuration format.
-        front: file with the settings of the front, or `on`.
-    """
+    """The child process for `options`. `rotations` says where the plugin finds them, which compares
+    their digest with `sha256`; `copy_of` is that of the artifact where they are a copy with other
+    bytes. `kernels` is a private folder of compiled kernels, `config_file` has keys in the engine's
+    own format, and `front` is a file with the settings of the front, or `on`."""
     flags = {
         "--model-path": options.model,
         "--host": options.host,
@@ -264,35 +259,29 @@ def check_port_free(host: str, port: int, *, again: Callable[[], str] | None = N
     refusal = _bind_error(host, port)
     if refusal is None:
         return
-    if refusal.errno == errno.EADDRINUSE:
-        other = again() if again else f"--port {next_free_port(host, port) or 'PORT'}"
-        raise PortInUse(
-            f"port {port} on {host} is taken by another process.", hint=f"choose another: {other}"
-        )
-    if refusal.errno in (errno.EACCES, errno.EPERM):
+    if refusal.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EPERM):
         raise UsageError(
-            f"you may not listen on port {port}.",
-            hint="choose one above 1023, for example --port 30000",
+            f"{host} is not an address of this machine.",
+            hint="see them: ip address; all: --expose 0.0.0.0",
         )
-    raise UsageError(
-        f"{host} is not an address of this machine.",
-        hint="see them: ip address; all: --expose 0.0.0.0",
-    )
+    other = again() if again else f"--port {next_free_port(host, port) or 'PORT'}"
+    taken, said = refusal.errno == errno.EADDRINUSE, f"you may not listen on port {port}."
+    if taken:
+        said = f"port {port} on {host} is taken by another process."
+    raise (PortInUse if taken else UsageError)(said, hint=f"choose another: {other}")
 
 
 def next_free_port(host: str, port: int, *, avoid: Collection[int] = ()) -> int | None:
-    """The first port above `port` that nobody listens on, `avoid` left out; `None` where a hundred
-    are taken."""
-    near = (other for other in range(port + 1, min(port + 100, 65536)) if other not in avoid)
+    """The first port above `port` that nobody listens on and any user may open, `avoid` left out;
+    `None` where a hundred are taken."""
+    first = port + 1 if port > 1023 else DEFAULT_PORT
+    near = (other for other in range(first, min(first + 99, 65536)) if other not in avoid)
     return next((other for other in near if _bind_error(host, other) is None), None)
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now.
-
-    It is one that the system does not give to connections, so that none takes it before a server
-    listens there.
-    """
+    """A port of loopback that nobody listens on now, and that the system gives to no connection, so
+    that none takes it before a server listens there."""
     for port in random.sample(NEVER_GIVEN, 100):
         if _bind_error(LOOPBACK, port) is None:
             return port

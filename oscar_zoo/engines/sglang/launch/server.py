@@ -27,6 +27,7 @@ from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, client_url
 from oscar_zoo.engines.sglang.launch.processes import Signals, in_main_thread
 from oscar_zoo.engines.sglang.launch.server_log import (
     KILLED,
+    PARSER_SAYS,
     UNKNOWN,
     Cause,
     LogPump,
@@ -53,6 +54,18 @@ STOPPED = (
 """The last line in the log of a server that did not end by itself."""
 LAST_WORDS_SECONDS = 2.0
 """Seconds that workers may go on to print when the child has ended."""
+READS = "from oscar_zoo.engines.sglang.compat.server_arguments import read; read()"
+
+
+def check_words(plan: LaunchPlan) -> None:
+    """Refuse flags that the parser of an installed SGLang refuses. No server starts."""
+    words = plan.argv[plan.argv.index("sglang.launch_server") + 1 :]
+    try:
+        children.output(children.python("-c", READS, *words), env=plan.env, seconds=120)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        if getattr(error, "returncode", 0) == 2:
+            text = str(error.stderr).rpartition(PARSER_SAYS)[2].strip()
+            raise FlagRefused.for_flags(text) from None
 
 
 class Server:

@@ -152,11 +152,8 @@ KILLED = Cause(
 
 
 def cause_in(log: Path) -> Cause:
-    """Why the server that wrote `log` ended.
-
-    A refusal of ours counts before anything that follows it in the log, because the rest is a
-    consequence.
-    """
+    """Why the server that wrote `log` ended. A refusal of ours counts before anything that follows
+    it in the log, because the rest is a consequence."""
     text = _tail(log).decode("utf-8", "replace")
     said = (BEHIND.sub("", line, count=1).strip() for line in text.splitlines())
     lines = [line for line in said if line]
