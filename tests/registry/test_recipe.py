@@ -118,13 +118,13 @@ def test_default_groups_cut_rows_of_k_and_v(head_dim: int, v_head_dim: int, grou
 RECIPES = Catalog.packaged().recipes()
 STATED = {
     "DeepSeek-R1-0528": 671, "DeepSeek-V2-Lite-Chat": 15.7, "DeepSeek-V3.1": 671, "GLM-4.5": 355,
-    "GLM-4.5-Air": 106, "GLM-4.7-FP8": 355, "GLM-4.7-Flash": 30, "MiniMax-M2": 230, "MiniMax-M2.5": 230,
-    "MiniMax-M2.7": 230, "Mistral-Large-Instruct-2411": 123, "Mixtral-8x22B-Instruct-v0.1": 141,
-    "Mixtral-8x7B-Instruct-v0.1": 46.7, "Phi-4-mini-instruct": 3.8, "c4ai-command-r7b-12-2024": 8,
-    "gpt-oss-120b": 117, "gpt-oss-20b": 21, "granite-4.0-h-tiny": 7, "phi-4": 14.7,
+    "GLM-4.5-Air": 106, "GLM-4.7-FP8": 355, "GLM-4.7-Flash": 30, "MiniMax-M2": 230,
+    "MiniMax-M2.5": 230, "MiniMax-M2.7": 230, "Mistral-Large-Instruct-2411": 123,
+    "Mixtral-8x22B-Instruct-v0.1": 141, "Mixtral-8x7B-Instruct-v0.1": 46.7,
+    "Phi-4-mini-instruct": 3.8, "c4ai-command-r7b-12-2024": 8, "gpt-oss-120b": 117,
+    "gpt-oss-20b": 21, "granite-4.0-h-tiny": 7, "phi-4": 14.7,
 }  # fmt: skip
-"""Billions of numbers that the makers state, where a name has no size. Command R7B has 7 without
-its embeddings."""
+"""Billions of numbers that makers state, where names have no size; embeddings count for R7B."""
 
 
 def numbers(recipe: ModelRecipe) -> float | None:
