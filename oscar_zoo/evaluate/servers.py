@@ -1,8 +1,6 @@
-"""Measure servers with an INT2 cache, and compare them with the model in this process.
-
-Servers run first and one after the other, so that each has the whole GPU. The reference is loaded
-when they are gone.
-"""
+"""Measure servers with an INT2 cache, and compare them with the model in this process. Servers run
+first and one after the other, so that each has the whole GPU. The reference is loaded when they are
+gone."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.targets import ModelChoice
-from oscar_zoo.serving.prepared import ArtifactModel, both_sides
+from oscar_zoo.serving.prepared import ArtifactModel, both_sides, check_served
 from oscar_zoo.serving.records import client_of
 
 if TYPE_CHECKING:
@@ -71,6 +69,8 @@ class Served:
         recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=clip)
         both_sides(artifact)
         device, gpu = hardware.pick_serving_device(params.device)
+        if params.url is None:
+            check_served(choice, params.revision, device)
         dtype: Dtype = params.dtype
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"

@@ -29,6 +29,7 @@ from oscar_zoo.engines.sglang.launch.user_flags import (
     Flag,
     UserFlags,
     check_flags,
+    check_latents,
     needs_gpu,
 )
 from oscar_zoo.engines.sglang.refusals import BRANCHES, BREADTH
@@ -196,6 +197,10 @@ def prepare(
         if geometry is not None:
             _check_heads(choice.name, geometry, device, size, parallel)
             _check_groups(prepared, geometry)
+            if geometry.rotary_key:
+                layers = range(len(geometry.attention_layers))
+                bits = {prepared.recipe.code_bits("k", layer) for layer in layers}
+                check_latents(flags.after(*[f"{ALGORITHM}=?"] * bool(params.drafts)), device, bits)
             if not params.print_only:  # on this machine
                 free = preflight.free_memory(device, gpu, parallel)
                 preflight.check_memory(prepared.demand(device, gpu, parallel, size), free)
@@ -282,11 +287,8 @@ def stored_weights_of(
     choice: ModelChoice, config: ConfigFile | None
 ) -> tuple[int | None, str | None]:
     """Bytes of the weights of a model as they are stored, `None` where nobody knows them, and the
-    type of their numbers, `None` when they are quantized.
-
-    Without the `config.json` of a folder, weights are those of the zoo in 16 bits; weights on a hub
-    are not looked at.
-    """
+    type of their numbers, `None` when they are quantized. Without the `config.json` of a folder,
+    weights are those of the zoo in 16 bits; weights on a hub are not looked at."""
     if config is not None:
         return weight_files.stored_weights(Path(choice.source), config)
     parameters = choice.recipe.parameters if choice.recipe else None

@@ -388,11 +388,8 @@ def launch(
 
 
 def curl_line(url: str, model: str, key_file: Path | None) -> str:
-    """A request that a shell runs as it stands, to the API at `url`.
-
-    A key is read from `key_file` when it runs, and reaches curl through a pipe: arguments are
-    visible to every local user.
-    """
+    """A request that a shell runs as it stands, to the API at `url`. A key is read from `key_file`
+    when it runs, and reaches curl through a pipe: arguments are visible to every local user."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
     key = header = ""
     if key_file is not None:

@@ -87,6 +87,10 @@ REFUSED = {
     "fit-gpu MODEL --memory 24GiB --tp 3": (2, "cannot share the 4 query heads of"),
     "fit-gpu MODEL --memory 24GiB --engine vllm": (1, "latents (MLA)"),
     "serve ARTIFACT --model MODEL --device cuda --engine vllm --print": (1, "latents (MLA)"),
+    "serve ARTIFACT --model MODEL --device cuda --print --drafts": (1, "MLA with drafts"),
+    "serve ARTIFACT --model MODEL --device cuda --print --host-cache 1GiB": (1, "hierarchical"),
+    "serve ARTIFACT --model MODEL --device cuda --print -- --dp=2": (1, "--dp-size"),
+    "eval ARTIFACT --model MODEL --engine sglang --device cpu": (1, ON_A_GPU),
     "eval ARTIFACT --model MODEL --engine transformers --device cpu": (1, NOT_BUILT),
     "eval ARTIFACT --model MODEL --against fp8": (2, "this model caches latents (MLA)"),
     "eval ARTIFACT --model MODEL --clip 0.9,0.8 --device cpu": (2, "keys and values at once"),
@@ -113,14 +117,9 @@ def test_engines_refuse_latents(made: Path) -> None:
     with pytest.raises(UnsupportedModel, match="serving them here is not built"):
         block_of(AutoConfig.from_pretrained(made / "model"))
     found = served_artifact.load(ArtifactSource(folder=str(made / "made")))
-    heads: dict[str, Any] = {
-        "layer_ids": (0, 1),
-        "num_kv_heads": 1,
-        "head_dim": 64,
-        "v_head_dim": 64,
-    }
+    rows = {"num_kv_heads": 1, "head_dim": 64, "v_head_dim": 64}
     with pytest.raises(GeometryMismatch, match="latents"):
-        found.check_geometry(**heads)
+        found.check_geometry(layer_ids=(0, 1), **rows)
 
 
 @pytest.mark.parametrize(

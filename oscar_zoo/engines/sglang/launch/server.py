@@ -186,12 +186,9 @@ class Server:
 @contextlib.contextmanager
 def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     """Start the child of `plan` with its output in `log`, which holds no secret of the plan; the
-    child is gone when the block ends, whatever happens inside.
-
-    SIGTERM and SIGINT to this process are passed on as an orderly stop of the child while the block
-    runs. Only the main thread can take signals; a server that another thread starts ends with its
-    block, or with the process.
-    """
+    child is gone when the block ends, whatever happens inside. SIGTERM and SIGINT to this process
+    are passed on as an orderly stop of the child while the block runs. Only the main thread can
+    take signals; a server that another thread starts ends with its block, or with the process."""
     signals, stopped = Signals(), False
     try:
         with redacted_log(log, plan.secrets) as (stream, pump):

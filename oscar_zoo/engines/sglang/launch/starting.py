@@ -208,11 +208,9 @@ def log_file(name: str) -> Path:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new 0700 folder in the temporary directory; gone afterwards.
-
-    Its name holds the process id and the pid namespace, so that the next start removes what a
-    killed process left, a key file maybe, and keeps the folders of other containers.
-    """
+    """A new 0700 folder in the temporary directory; gone afterwards. Its name holds the process id
+    and the pid namespace, so that the next start removes what a killed process left, a key file
+    maybe, and keeps the folders of other containers."""
     _sweep(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_namespace()}-{os.getpid()}-"))
     try:

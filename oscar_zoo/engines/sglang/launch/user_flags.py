@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -259,6 +259,13 @@ def check_flags(flags: UserFlags, device: str) -> None:
         text = flags.text(*option.names)
         if text is not None:
             option.parse(text, option.flag)
+
+
+def check_latents(flags: UserFlags, device: str, bits: Collection[int]) -> None:
+    """Refuse what a server of latents with codes of `bits` would refuse."""
+    config, sizes = _configuration(flags, device), flags.sizes()
+    config.dp_size, config.pp_size = sizes.data_parallel, sizes.pipeline_parallel
+    refusals.check_latents(config, None, bits)
 
 
 def replaced_backends(flags: UserFlags) -> tuple[str, ...]:

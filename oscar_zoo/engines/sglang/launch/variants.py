@@ -59,9 +59,7 @@ def variants(
     full: bool = False,
 ) -> tuple[ServerVariant, ...]:
     """Servers that together have every pair of the given values, or every combination with `full`.
-
-    The first server has the first values.
-    """
+    The first server has the first values."""
     for chunk, page in itertools.product(chunks, pages):
         if chunk % page:
             raise UsageError(
