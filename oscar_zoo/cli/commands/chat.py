@@ -39,7 +39,8 @@ def _body(as_json: bool, **values: Any) -> int:
     if (as_json or not talks) and not question.strip():
         taken = f": {params.server}, one word, is taken for a name" if params.server else ""
         model, word = str(params.model or ""), params.server or ""
-        meant = [model, word] if model and word and not is_path(word) else [word, "Why so?"]
+        named = "NAME" if is_path(model) else model
+        meant = [named, word] if model and word and not is_path(word) else [word, "Why so?"]
         line = shlex.join(["chat", *["--model", model] * bool(model), *filter(None, meant)])
         raise UsageError(f"there is no question{taken}.", hint=f"for example: oscar-zoo {line}")
     session = session or _loaded(params, as_json)

@@ -107,10 +107,8 @@ def printable(text: object) -> str:
 
 
 def emit_json(value: dict[str, Any]) -> None:
-    """Print exactly one JSON object on stdout.
-
-    Control and bidirectional characters, and those that it cannot encode, are `\\u` escapes.
-    """
+    """Print exactly one JSON object on stdout. Control and bidirectional characters, and those that
+    it cannot encode, are `\\u` escapes."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     if not text.isascii() or "\x7f" in text:
         text = "".join(map(_visible, text))
