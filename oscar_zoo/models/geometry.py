@@ -341,7 +341,7 @@ def refuse_latents(text: Any, model_id: str, why: str = "serving them here is no
         f"{model_id} ({getattr(text, 'model_type', 'of no type')}) uses multi-head latent attention"
         f" (MLA): codes of 2 bits would store {small} bytes per token and layer in place of"
         f" {2 * (rank + rope)}, and {why}.",
-        hint=f"{STOCK}; compute, verify and eval work with it, and docs/mla.md has figures",
+        hint=f"{STOCK}; oscar-zoo serve takes some such models on a GPU, see docs/mla.md",
     )
 
 

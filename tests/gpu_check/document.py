@@ -13,7 +13,8 @@ HEAD = """# GPU check
 `make gpu-check` walks the documented paths on a machine with an NVIDIA GPU and writes this file.
 Each section below is the last run on that kind of GPU. Whoever changes `compute`, `evaluate`,
 `runtime`, `engines` or `kernels` runs it before saying that the change is done
-([CONTRIBUTING.md](../CONTRIBUTING.md)).
+([CONTRIBUTING.md](../CONTRIBUTING.md)). Limits stand in `tests/gpu_check/steps.py`. A model with a
+perplexity of thousands is a random one, which recalls nothing with any cache.
 """
 
 
