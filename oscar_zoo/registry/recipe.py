@@ -198,9 +198,9 @@ def config_of_recipe(recipe: ModelRecipe) -> ConfigFile:
         "model_type": recipe.model_type,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_q_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
     }
+    if shape.rotary_key is None:
+        values |= {"num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
     if shape.v_head_dim != shape.head_dim:
         values["v_head_dim"] = shape.v_head_dim
     if not any(name in recipe.config for name in _KINDS):

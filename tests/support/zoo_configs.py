@@ -56,6 +56,7 @@ EXTRA: Mapping[str, Says] = {
     "exaone4": lambda _: {"sliding_window": 4096, "sliding_window_pattern": 4},
     "gemma4": _gemma4,
     "gemma4_unified": _gemma4,
+    "glm4_moe_lite": lambda shape: {"head_dim": shape.rotary_key},
     "granitemoehybrid": _kinds("layer_types", "attention", "mamba"),
     "lfm2": lambda shape: {"full_attn_idxs": list(shape.attention_layers)},
     "lfm2_moe": _kinds("layer_types", "full_attention", "conv"),
