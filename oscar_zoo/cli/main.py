@@ -333,7 +333,7 @@ def _said_by_click(error: click.ClickException) -> tuple[str, str | None]:
         return f"No such option {error.option_name!r}.", rendered(close, hint, None)
     message = " ".join(error.format_message().split())  # choices are listed line by line
     if isinstance(error, click.BadOptionUsage) and "requires an argument" in message:
-        return f"{error.option_name} needs a value.", "oscar-zoo COMMAND --help says which"
+        return f"{error.option_name} needs a value.", "the command with --help says which"
     kind = error.param.type if isinstance(error, click.BadParameter) and error.param else None
     if isinstance(kind, click.IntRange | click.FloatRange):
         number = "whole number" if isinstance(kind, click.IntRange) else "number"

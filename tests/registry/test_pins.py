@@ -46,7 +46,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hub", "written"),
     [
-        ("file:/data/work/zoo", "file:zoo"),
+        ("file:/data/project/zoo", "file:zoo"),
         ("file:/data/.local/zoo", "file:../.local/zoo"),
         ("file:/srv/zoo", "file:/srv/zoo"),
         ("hf:org/zoo", "hf:org/zoo"),
@@ -55,7 +55,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 def test_a_lock_names_a_folder_as_it_lies_to_itself(tmp_path: Path, hub: str, written: str) -> None:
     """It is committed, and a home folder has another name elsewhere."""
     there = pin().model_copy(update={"hub": hub})
-    near = Pins.empty().with_pin(there).seen_from(Path("/data/work"))
+    near = Pins.empty().with_pin(there).seen_from(Path("/data/project"))
     assert near.artifacts[0].hub == written
     file = PinFile(tmp_path / LOCK_NAME)
     record(file, there := pin().model_copy(update={"hub": f"file:{tmp_path}/zoo"}))

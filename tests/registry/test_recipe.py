@@ -117,7 +117,7 @@ def test_default_groups_cut_rows_of_k_and_v(head_dim: int, v_head_dim: int, grou
 
 RECIPES = Catalog.packaged().recipes()
 STATED = {
-    "DeepSeek-R1-0528": 671, "DeepSeek-V2-Lite-Chat": 15.7, "DeepSeek-V3.1": 671, "GLM-4.5": 355,
+    "DeepSeek-R1-0528": 671, "DeepSeek-V2-Lite-Chat": 15.7, "GLM-4.5": 355,
     "GLM-4.5-Air": 106, "GLM-4.7-FP8": 355, "GLM-4.7-Flash": 30, "MiniMax-M2": 230,
     "MiniMax-M2.5": 230, "MiniMax-M2.7": 230, "Mistral-Large-Instruct-2411": 123,
     "Mixtral-8x22B-Instruct-v0.1": 141, "Mixtral-8x7B-Instruct-v0.1": 46.7,
