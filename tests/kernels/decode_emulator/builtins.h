@@ -93,6 +93,7 @@ T __ldcg(const T* from) {
   return machine::load<T>(from);
 }
 inline void __syncthreads() { machine::arrive_and_wait(); }
+inline bool __syncthreads_or(bool x) { return machine::arrive_and_wait(x); }
 inline void __syncwarp() { machine::exchange(0, 1); }
 template <class T>
 T __shfl_sync(u32, T x, int lane) {

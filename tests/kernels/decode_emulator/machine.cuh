@@ -76,6 +76,14 @@ DEV void take_in_bf16(u32& low, u32& high, u32 x) {
   low = pack_bf16(fminf(low_bf16(low), low_bf16(x)), fminf(high_bf16(low), high_bf16(x)));
   high = pack_bf16(fmaxf(low_bf16(high), low_bf16(x)), fmaxf(high_bf16(high), high_bf16(x)));
 }
+DEV u32 multiply_f16(u32 a, u32 b) {
+  auto of = [=](int i) { return machine::from_float16(machine::half(a, i)) * machine::from_float16(machine::half(b, i)); };
+  return pack_f16(of(0), of(1));
+}
+DEV u32 max_f16(u32 a, u32 b) {
+  auto of = [=](int i) { return fmaxf(machine::from_float16(machine::half(a, i)), machine::from_float16(machine::half(b, i))); };
+  return pack_f16(of(0), of(1));
+}
 DEV float low_f16(u32 x) { return machine::from_float16(machine::half(x, 0)); }
 DEV float high_f16(u32 x) { return machine::from_float16(machine::half(x, 1)); }
 

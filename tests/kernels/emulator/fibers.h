@@ -38,6 +38,7 @@ struct Exchange {         // of one warp: two rounds, since no lane is two ahead
 struct Barrier {
   int arrived = 0;
   u64 round = 0;
+  bool any[2] = {};  // what threads say that arrive, of this round and of the next one
 };
 
 inline std::vector<Thread> threads;
@@ -94,13 +95,15 @@ inline u8* at(u32 address, u32 size) {
   check(address % size == 0, "address not aligned");
   return &shared[address - BASE];
 }
-inline void arrive_and_wait() {
+inline bool arrive_and_wait(bool said = false) {
   const u64 round = barrier.round;
+  barrier.any[round % 2] |= said;
   if (++barrier.arrived == (int)threads.size()) {
     barrier.arrived = 0;
-    barrier.round++;
+    barrier.any[++barrier.round % 2] = false;
   }
   wait([round] { return barrier.round > round; });
+  return barrier.any[round % 2];
 }
 // Word by word the values of all lanes of this warp.
 template <int N>

@@ -1,0 +1,423 @@
+// Decode attention over 2-bit latents (MLA), stage 1 in CUDA C++.
+//
+// A block has 16 query heads and one split of a request, of its codes or of its windows; its four warps share tiles of
+// 64 tokens of codes. For the logits a warp takes 16 tokens, all channels and one int8 digit of the query: an AND leaves
+// four codes in the bytes of an operand, times 4^r for quarter r of the channels, which is also its group. For the sums
+// a warp takes all tokens and the 128 channels of 32 bytes: a field left in place in a 16-bit lane is the float16
+// subnormal code * 4^r * 2^-24. Weights times the scale of each group cross shared memory in float16.
+//
+// What the digit loses of the query meets the middle of the codes, and all offsets the sums of the query, as one
+// product in tf32 of a token's scales and offsets with numbers of the head, in two parts.
+//
+// Compiled by NVRTC, or by g++ for the emulator. -D: SLOT_T INDPTR_T ROW_T integer types, STAGES.
+#include "machine.cuh"
+
+constexpr int D = 512, ROPE = 64, GROUPS = 4, TILE = 64, WARPS = 4, THREADS = 32 * WARPS, HEADS = 16;
+constexpr int ROW = D / 4 + 2 * ROPE, AFFINE = 4 * GROUPS, PITCH = ROW + AFFINE;  // bytes of a token
+constexpr int STAGE = TILE * PITCH, WEIGHT_ROW = 48, WEIGHTS = GROUPS * TILE * WEIGHT_ROW;
+constexpr int TOPS_AT = STAGES * STAGE + 2 * WEIGHTS, FULL_AT = TOPS_AT + WARPS * HEADS * 4;
+// Exact rows: tiles of 16, spread over all banks.
+constexpr int EXACT_TILE = 16, EXACT_ROW = 2 * (D + ROPE), EXACT_PITCH = EXACT_ROW + 16;
+constexpr int EXACT_STAGE = EXACT_TILE * EXACT_PITCH, EXACT_STAGES = STAGES * STAGE / EXACT_STAGE;
+constexpr int AHEAD = 2;  // tiles whose slots are known before they are copied
+constexpr float HEADROOM = 10.f, MIDDLE = 1.5f;
+constexpr u32 MOST = 0x7800;  // of a weight, 2^15 in float16
+constexpr u32 BIG = 0x4B400000u;                             // 1.5 * 2^23, to which integers of 22 bits are added
+
+struct Params {
+  const u8 *query, *codes, *affine, *sink_latent, *sink_rotary, *ring_latent, *ring_rotary;
+  const INDPTR_T* indptr;
+  const SLOT_T* slots;
+  const ROW_T* rows;
+  const int *sink_block, *sink_from, *ring_start;
+  float *partial, *lse;
+  long long query_token, query_head;  // strides, in numbers
+  float factor;                       // of a logit, in base 2
+  int heads, head_blocks, splits, exact_splits, sink, recent, ring;
+};
+
+DEV float bits(u32 x) { return __uint_as_float(x); }
+DEV float over_lanes(float x, bool largest, int from, int to) {
+  UNROLL for (int o = from; o < to; o *= 2) {
+    const float y = __shfl_xor_sync(ALL, x, o);
+    x = largest ? fmaxf(x, y) : x + y;
+  }
+  return x;
+}
+
+// The query of 16 heads as operands: column g of the first and of the second n-tile is head g and 8 + g.
+struct Query {
+  u32 digits[GROUPS][4][4], rotary[2][4][2];  // [r][c][2 * n + half]
+  float factor[2][2], affine[2][2][2];        // of columns 2t and 2t + 1; [n][lost or sum][part] of column g
+  DEV void load(const Params& p, long long token, int head, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    UNROLL for (int n = 0; n < 2; n++) {
+      const bool seen = head + 8 * n + g < p.heads;
+      const u8* row = p.query + 2 * (token + (seen ? head + 8 * n + g : 0) * p.query_head);
+      uint2 x[GROUPS][4][2];
+      float largest = 0.f;
+      UNROLL for (int r = 0; r < GROUPS; r++) UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
+        x[r][c][h] = {0, 0};
+        if (seen) x[r][c][h] = __ldg((const uint2*)(row + 2 * (128 * r + 32 * c + 16 * h + 4 * t)));
+        largest = fmaxf(largest, fmaxf(fabsf(low_bf16(x[r][c][h].x)), fabsf(high_bf16(x[r][c][h].x))));
+        largest = fmaxf(largest, fmaxf(fabsf(low_bf16(x[r][c][h].y)), fabsf(high_bf16(x[r][c][h].y))));
+      }
+      largest = fmaxf(over_lanes(largest, true, 1, 4), 1e-30f);
+      const float unit = 127.f / largest;
+      UNROLL for (int r = 0; r < GROUPS; r++) {
+        float sum = 0.f;
+        int rounded = 0;
+        UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
+          const float y[4] = {low_bf16(x[r][c][h].x), high_bf16(x[r][c][h].x), low_bf16(x[r][c][h].y),
+                              high_bf16(x[r][c][h].y)};
+          u32 word = 0;
+          UNROLL for (int i = 0; i < 4; i++) {
+            const u32 digit = __float_as_uint(fmaf(y[i], unit, 12582912.f)) & 255;  // rounded, in the low bits
+            word |= digit << 8 * i;
+            rounded += (signed char)digit;
+            sum += y[i];
+          }
+          digits[r][c][2 * n + h] = word;
+        }
+        sum = over_lanes(sum, false, 1, 4);
+        const float lost = sum - over_lanes((float)rounded, false, 1, 4) * (largest * (1.f / 127.f));
+        if (r == t) {
+          affine[n][0][0] = bits(__float_as_uint(lost * MIDDLE) & 0xFFFFE000u);
+          affine[n][0][1] = lost * MIDDLE - affine[n][0][0];
+          affine[n][1][0] = bits(__float_as_uint(sum) & 0xFFFFE000u);
+          affine[n][1][1] = sum - affine[n][1][0];
+        }
+      }
+      UNROLL for (int j = 0; j < 2; j++) factor[n][j] = __shfl_sync(ALL, largest, 8 * t + 4 * j) * (1.f / 127.f);
+      UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
+        rotary[n][c][h] = 0;
+        if (seen) rotary[n][c][h] = __ldg((const u32*)(row + 2 * (D + 16 * c + 8 * h + 2 * t)));
+      }
+    }
+  }
+};
+
+// A request's tokens, as positions: codes are `0 .. a - 1` and `s .. r - 1`, and exact rows the others. A block has
+// `lo .. hi - 1` of one of the two, counted without a hole.
+struct Part {
+  int lo, hi, n, row, a, s, r, sink_from;
+  long long first;
+  DEV Part(const Params& p, int b, int split) {
+    first = __ldg(p.indptr + b);
+    n = (int)(__ldg(p.indptr + b + 1) - first), row = (int)__ldg(p.rows + b);
+    sink_from = __ldg(p.sink_from + row);
+    s = min(n, p.sink);
+    r = min(max(n - p.recent, __ldg(p.ring_start + row)), n);
+    a = min(min(sink_from, s), r);
+    r = max(r, s);
+    const bool exact = split < p.exact_splits;
+    const int count = exact ? s - a + n - r : a + r - s;
+    const int tile = exact ? EXACT_TILE : TILE, number = exact ? p.exact_splits : p.splits;
+    const int share = ((count + number - 1) / number + tile - 1) / tile * tile;
+    lo = (exact ? split : split - p.exact_splits) * share;
+    hi = min(lo + share, count);
+  }
+  DEV int tiles(int size) const { return (hi - lo + size - 1) / size; }
+};
+
+// Copies of a warp: 16 tokens of a tile, 64 bytes of eight of them with one instruction, and their scales.
+struct Loader {
+  const SLOT_T* slots;
+  const u8 *codes, *affine;
+  u32 slot[AHEAD];  // of the next tiles, of token lane % 16
+  u32 to, affine_to;
+  int token;
+  DEV Loader(const Params& p, const Part& part, int warp, int lane) {
+    slots = p.slots + part.first;
+    codes = p.codes + lane / 8 * 16;
+    affine = p.affine;
+    token = part.lo + 16 * warp + lane % 16;
+    to = (16 * warp + lane % 8) * PITCH + lane / 8 * 16;
+    affine_to = (16 * warp + lane % 16) * PITCH + ROW;
+  }
+  DEV u32 fetch(const Part& part, int tile) const {
+    const int i = min(token + tile * TILE, part.hi - 1);
+    return (u32)__ldg(slots + (i < part.a ? i : i + part.s - part.a));
+  }
+  DEV void copy(u32 mine, u32 stage, u32 full, int lane) const {
+    UNROLL for (int half = 0; half < 2; half++) {
+      const u8* from = codes + (u64)__shfl_sync(ALL, mine, 8 * half + lane % 8) * ROW;
+      UNROLL for (int i = 0; i < 4; i++) copy_async<16>(stage + to + 8 * half * PITCH + 64 * i, from + 64 * i, true);
+    }
+    if (lane < 16) copy_async<16>(stage + affine_to, affine + (u64)mine * AFFINE, true);
+    arrive_copies(full);
+  }
+};
+
+DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long token, int head, long long where) {
+  const u32 base = shared_address(memory);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int tiles = part.tiles(TILE);
+  Loader loader(p, part, warp, lane);
+  u32 first_slots[STAGES - 1];
+  UNROLL for (int i = 0; i < STAGES - 1; i++) first_slots[i] = loader.fetch(part, i);
+  UNROLL for (int i = 0; i < AHEAD; i++) loader.slot[i] = loader.fetch(part, STAGES - 1 + i);
+  UNROLL for (int i = 0; i < STAGES - 1; i++)
+      if (i < tiles) loader.copy(first_slots[i], base + i * STAGE, base + FULL_AT + 8 * i, lane);
+  Query q;
+  q.load(p, token, head, lane);
+
+  const float none = -bits(0x7F800000u);
+  float m[2][2] = {{none, none}, {none, none}};  // the highest logit, less HEADROOM
+  float all[2][4] = {};  // of columns 2t and 2t + 1: rows 0 to 3 weights times offsets of a group, the others weights
+  float sums[2][GROUPS][2][4] = {};              // [odd channel][group][n]: channels g and g + 8 of 16-bit lanes
+  // Bytes of a stage that this lane addresses for logits, and for sums; of weights that it reads, writes.
+  const u32 of_logits = (16 * warp + (lane & 15)) * PITCH + lane / 16 * 16,
+            of_sums = ((lane & 7) + lane / 16 * 8) * PITCH + (2 * warp + (lane / 8 & 1)) * 16,
+            of_weights = (lane & 15) * WEIGHT_ROW + lane / 16 * 16, of_own = (16 * warp + g) * WEIGHT_ROW + 4 * t,
+            of_offsets = ROW + (16 * warp + 2 * t) * PITCH + 4 * (g % GROUPS);
+  for (int tile = 0; tile < tiles; tile++) {
+    const u32 stage = base + tile % STAGES * STAGE, weights = base + STAGES * STAGE + tile % 2 * WEIGHTS;
+    wait_phase(base + FULL_AT + 8 * (tile % STAGES), tile / STAGES & 1);
+
+    float x[2][4] = {};
+    UNROLL for (int c = 0; c < 4; c++) {
+      u32 w[4];
+      ldmatrix4(w, stage + of_logits + D / 4 + 32 * c);
+      UNROLL for (int n = 0; n < 2; n++)
+          mma_bf16(x[n], w[0], w[1], w[2], w[3], q.rotary[n][c][0], q.rotary[n][c][1]);
+    }
+    u32 words[2][GROUPS], mine[2];  // of tokens g and g + 8
+    UNROLL for (int o = 0; o < 2; o++) {
+      const u32 at = stage + ROW + (16 * warp + g + 8 * o) * PITCH;
+      shared_load<4>(words[o], at);
+      shared_load<1>(&mine[o], at + 4 * t);
+    }
+    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 2; i++)
+        mma_tf32(x[n], low_f16(mine[0]), low_f16(mine[1]), high_f16(mine[0]), high_f16(mine[1]), q.affine[n][0][i],
+                 q.affine[n][1][i]);
+    int products[GROUPS][2][4];
+    const int first[2] = {(int)BIG, (int)BIG};
+    UNROLL for (int c = 0; c < 4; c++) {
+      u32 w[4];
+      ldmatrix4(w, stage + of_logits + 32 * c);
+      UNROLL for (int r = 0; r < GROUPS; r++) {
+        const u32 field = 0x03030303u << 2 * r, a[4] = {w[0] & field, w[1] & field, w[2] & field, w[3] & field};
+        const u32(&b)[4] = q.digits[r][c];
+        UNROLL for (int n = 0; n < 2; n++) {
+          if (c == 0)
+            mma_u8_first(products[r][n], first, a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]);
+          else
+            mma_u8(products[r][n], a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]);
+        }
+      }
+    }
+    float scales[2][GROUPS];
+    UNROLL for (int o = 0; o < 2; o++) UNROLL for (int r = 0; r < GROUPS; r++) scales[o][r] = low_f16(words[o][r]);
+    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++) {
+      float y = 0.f;
+      UNROLL for (int r = 0; r < GROUPS; r++)
+          y = fmaf(scales[i / 2][r] * (1.f / (1 << 2 * r)), bits((u32)products[r][n][i]) - bits(BIG), y);
+      x[n][i] = fmaf(q.factor[n][i % 2], y, x[n][i]);
+    }
+    if (tile == tiles - 1) {
+      const int left = part.hi - part.lo - tile * TILE - 16 * warp - g;  // tokens from this lane's first one on
+      UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++)
+          x[n][i] = i / 2 * 8 < left ? x[n][i] : none;
+    }
+    u32 y[2][2];  // weights of token g + 8 * o and two heads: [n][o]
+    auto weigh = [&] {  // whether one is too large, itself or with a scale
+      u32 large[2];
+      UNROLL for (int o = 0; o < 2; o++) {
+        u32 scale[GROUPS], most = 0x3C003C00u;
+        UNROLL for (int r = 0; r < GROUPS; r++) {
+          scale[r] = prmt(words[o][r], 0, 0x1010);
+          most = max_f16(most, scale[r]);
+        }
+        UNROLL for (int n = 0; n < 2; n++) {
+          y[n][o] = pack_f16(ex2(fmaf(x[n][2 * o], p.factor, -m[n][0])), ex2(fmaf(x[n][2 * o + 1], p.factor, -m[n][1])));
+          UNROLL for (int r = 0; r < GROUPS; r++)
+              *(u32*)(memory + (weights - base) + of_own + (r * TILE + 8 * o) * WEIGHT_ROW + 16 * n) =
+                  multiply_f16(y[n][o], scale[r]);
+        }
+        large[o] = multiply_f16(max_f16(y[0][o], y[1][o]), most);
+      }
+      const u32 both = max_f16(large[0], large[1]);
+      return max(both & 0xFFFF, both >> 16) > MOST;
+    };
+    if (__syncthreads_or(weigh())) {  // seldom, behind the first tile: all agree on what is highest, and weigh again
+      float* tops = (float*)(memory + TOPS_AT);
+      float bound[2];  // of the largest scale, in base 2
+      UNROLL for (int o = 0; o < 2; o++) {
+        const float largest = fmaxf(fmaxf(scales[o][0], scales[o][1]), fmaxf(scales[o][2], scales[o][3]));
+        bound[o] = fmaxf((float)__float_as_uint(largest) * (1.f / 8388608.f) - 127.f, 0.f);
+      }
+      UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+        const float most = fmaxf(fmaf(x[n][j], p.factor, bound[0]), fmaf(x[n][j + 2], p.factor, bound[1]));
+        const float top = over_lanes(most, true, 4, 32);
+        if (g == 0) tops[warp * HEADS + 8 * n + 2 * t + j] = top;
+      }
+      __syncthreads();
+      UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+        float top = m[n][j];
+        UNROLL for (int i = 0; i < WARPS; i++) top = fmaxf(top, tops[i * HEADS + 8 * n + 2 * t + j] - HEADROOM);
+        const float fade = ex2(m[n][j] - top);
+        m[n][j] = top;
+        all[n][j] *= fade;
+        UNROLL for (int r = 0; r < GROUPS; r++) UNROLL for (int e = 0; e < 2; e++) UNROLL for (int o = 0; o < 2; o++)
+            sums[e][r][n][2 * o + j] *= fade;
+      }
+      weigh();
+      __syncthreads();
+    }
+    if (tile + STAGES - 1 < tiles) {
+      const int next = tile + STAGES - 1;
+      loader.copy(loader.slot[0], base + next % STAGES * STAGE, base + FULL_AT + 8 * (next % STAGES), lane);
+      UNROLL for (int i = 0; i + 1 < AHEAD; i++) loader.slot[i] = loader.slot[i + 1];
+      loader.slot[AHEAD - 1] = loader.fetch(part, next + AHEAD);
+    }
+    u32 offsets[2];  // of tokens 2t and 2t + 1, and those eight behind, and group g
+    UNROLL for (int o = 0; o < 2; o++) {
+      u32 word[2];
+      UNROLL for (int i = 0; i < 2; i++) shared_load<1>(&word[i], stage + of_offsets + (8 * o + i) * PITCH);
+      offsets[o] = g < GROUPS ? prmt(word[0], word[1], 0x7632) : 0x3C003C00u;
+    }
+    UNROLL for (int n = 0; n < 2; n++)
+        mma_f16(all[n], offsets[0], 0, offsets[1], 0, transpose(y[n][0]), transpose(y[n][1]));
+    UNROLL for (int k = 0; k < TILE; k += 16) {
+      u32 w[4];
+      ldmatrix4_trans(w, stage + of_sums + k * PITCH);
+      UNROLL for (int r = 0; r < GROUPS; r++) {
+        u32 by[4];
+        ldmatrix4_trans(by, weights + of_weights + (r * TILE + k) * WEIGHT_ROW);
+        const u32 field = 0x00030003u << 2 * r;
+        UNROLL for (int e = 0; e < 2; e++) UNROLL for (int n = 0; n < 2; n++)
+            mma_f16(sums[e][r][n], w[0] >> 8 * e & field, w[1] >> 8 * e & field, w[2] >> 8 * e & field,
+                    w[3] >> 8 * e & field, by[2 * n], by[2 * n + 1]);
+      }
+    }
+  }
+
+  __syncthreads();  // all have read their tiles, whose memory takes what warps add up
+  float* shared = (float*)memory;
+  if (g <= GROUPS)
+    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++)
+        shared[(warp * HEADS + 8 * n + 2 * t + j) * (GROUPS + 1) + g] = all[n][j];
+  __syncthreads();
+  UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+    const int of = 8 * n + 2 * t + j;
+    if (head + of >= p.heads) continue;
+    const long long to = where + (long long)of * (p.exact_splits + p.splits);
+    float whole[GROUPS + 1] = {};
+    UNROLL for (int i = 0; i < WARPS; i++) UNROLL for (int r = 0; r <= GROUPS; r++)
+        whole[r] += shared[(i * HEADS + of) * (GROUPS + 1) + r];
+    if (warp == 0 && g == 0) p.lse[to] = m[n][j] + log2f(whole[GROUPS]);
+    const float one = 1.f / whole[GROUPS];
+    UNROLL for (int r = 0; r < GROUPS; r++) UNROLL for (int o = 0; o < 2; o++) {
+      const float unit = 16777216.f / (1 << 2 * r);
+      float2 pair;
+      pair.x = fmaf(sums[0][r][n][2 * o + j], unit, whole[r]) * one;
+      pair.y = fmaf(sums[1][r][n][2 * o + j], unit, whole[r]) * one;
+      *(float2*)(p.partial + to * D + 128 * r + 32 * warp + 2 * (g + 8 * o)) = pair;
+    }
+  }
+}
+
+// Rows of the windows. A warp has a quarter of the channels, for the logits those of rotary keys among them.
+DEV void attend_windows(const Params& p, const Part& part, u8* memory, long long token, int head, long long where) {
+  constexpr int STEPS = (D + ROPE) / 16 / WARPS, COPIED = EXACT_STAGES - 1;
+  const u32 base = shared_address(memory);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int tiles = part.tiles(EXACT_TILE);
+  const long long block = __ldg(p.sink_block + part.row);
+  auto copy = [&](int tile) {  // a thread has an eighth of a row
+    const int mine = threadIdx.x / 8, unit = threadIdx.x % 8;
+    const u32 to = base + tile % EXACT_STAGES * EXACT_STAGE + mine * EXACT_PITCH + 16 * unit;
+    const int i = min(part.lo + tile * EXACT_TILE + mine, part.hi - 1);
+    const int position = i < part.s - part.a ? part.a + i : part.r - (part.s - part.a) + i;
+    const bool sink = position >= part.sink_from && position < part.s;
+    const long long at = sink ? block * p.sink + position : (long long)part.row * p.ring + position % p.ring;
+    const u8* latent = (sink ? p.sink_latent : p.ring_latent) + at * 2 * D + 16 * unit;
+    UNROLL for (int k = 0; k < D / 64; k++) copy_async<16>(to + 128 * k, latent + 128 * k, true);
+    copy_async<16>(to + 2 * D, (sink ? p.sink_rotary : p.ring_rotary) + at * 2 * ROPE + 16 * unit, true);
+    arrive_copies(base + FULL_AT + 8 * (tile % EXACT_STAGES));
+  };
+  UNROLL_1 for (int i = 0; i < min(COPIED, tiles); i++) copy(i);
+  u32 q[STEPS][2][2];
+  UNROLL for (int n = 0; n < 2; n++) UNROLL for (int c = 0; c < STEPS; c++) UNROLL for (int h = 0; h < 2; h++) {
+    q[c][n][h] = 0;
+    if (head + 8 * n + g < p.heads)
+      q[c][n][h] = __ldg((const u32*)(p.query + 2 * (token + (head + 8 * n + g) * p.query_head +
+                                                    16 * (STEPS * warp + c) + 8 * h + 2 * t)));
+  }
+  const float none = -bits(0x7F800000u);
+  float m[2][2] = {{none, none}, {none, none}}, l[2][2] = {}, sums[8][2][4] = {};
+  const u32 of_logits = (lane & 15) * EXACT_PITCH + (2 * STEPS * warp + lane / 16) * 16,
+            of_sums = ((lane & 7) + lane / 16 * 8) * EXACT_PITCH + (16 * warp + (lane / 8 & 1)) * 16;
+  UNROLL_1 for (int tile = 0; tile < tiles; tile++) {
+    const u32 stage = base + tile % EXACT_STAGES * EXACT_STAGE;
+    wait_phase(base + FULL_AT + 8 * (tile % EXACT_STAGES), tile / EXACT_STAGES & 1);
+    float x[2][4] = {};
+    UNROLL for (int c = 0; c < STEPS; c++) {
+      u32 w[4];
+      ldmatrix4(w, stage + of_logits + 32 * c);
+      UNROLL for (int n = 0; n < 2; n++) mma_bf16(x[n], w[0], w[1], w[2], w[3], q[c][n][0], q[c][n][1]);
+    }
+    float4* parts = (float4*)(memory + STAGES * STAGE) + tile % 2 * WARPS * 64;
+    UNROLL for (int n = 0; n < 2; n++) parts[64 * warp + 32 * n + lane] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
+    __syncthreads();
+    if (tile + COPIED < tiles) copy(tile + COPIED);
+    u32 by[2][2];
+    bool risen = false;
+    float fade[2][2];
+    UNROLL for (int n = 0; n < 2; n++) {
+      float y[4] = {};
+      UNROLL for (int i = 0; i < WARPS; i++) {
+        const float4 z = parts[64 * i + 32 * n + lane];
+        y[0] += z.x, y[1] += z.y, y[2] += z.z, y[3] += z.w;
+      }
+      const int left = part.hi - part.lo - tile * EXACT_TILE - g;
+      UNROLL for (int i = 0; i < 4; i++) y[i] = i / 2 * 8 < left ? y[i] * p.factor : none;
+      UNROLL for (int j = 0; j < 2; j++) {
+        const float top = fmaxf(m[n][j], over_lanes(fmaxf(y[j], y[j + 2]), true, 4, 32));
+        fade[n][j] = ex2(m[n][j] - top);
+        risen |= top > m[n][j];
+        m[n][j] = top;
+        y[j] = ex2(y[j] - top), y[j + 2] = ex2(y[j + 2] - top);
+        l[n][j] = l[n][j] * fade[n][j] + y[j] + y[j + 2];
+      }
+      UNROLL for (int o = 0; o < 2; o++) by[n][o] = transpose(pack_bf16(y[2 * o], y[2 * o + 1]));
+    }
+    if (__any_sync(ALL, risen))
+      UNROLL for (int i = 0; i < 8; i++) UNROLL for (int n = 0; n < 2; n++) UNROLL for (int k = 0; k < 4; k++)
+          sums[i][n][k] *= fade[n][k % 2];
+    UNROLL for (int i = 0; i < 8; i++) {
+      u32 w[4];
+      ldmatrix4_trans(w, stage + of_sums + 32 * i);
+      UNROLL for (int n = 0; n < 2; n++) mma_bf16(sums[i][n], w[0], w[1], w[2], w[3], by[n][0], by[n][1]);
+    }
+  }
+  UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+    const int of = 8 * n + 2 * t + j;
+    const float all = over_lanes(l[n][j], false, 4, 32), one = 1.f / all;
+    if (head + of >= p.heads) continue;
+    const long long to = where + (long long)of * (p.exact_splits + p.splits);
+    if (warp == 0 && g == 0) p.lse[to] = m[n][j] + log2f(all);
+    UNROLL for (int i = 0; i < 8; i++) UNROLL for (int o = 0; o < 2; o++)
+        p.partial[to * D + 128 * warp + 16 * i + 8 * o + g] = sums[i][n][2 * o + j] * one;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) oscar_latent_stage1(const __grid_constant__ Params p) {
+  u8* memory = dynamic_shared();
+  const int split = blockIdx.x / p.head_blocks, head = blockIdx.x % p.head_blocks * HEADS, b = blockIdx.y;
+  if (threadIdx.x == 0)
+    UNROLL for (int i = 0; i < STAGES; i++) barrier_init(shared_address(memory) + FULL_AT + 8 * i, THREADS);
+  wait_for_previous();
+  const Part part(p, b, split);
+  const long long where = ((long long)b * p.heads + head) * (p.exact_splits + p.splits) + split;
+  __syncthreads();
+  if (part.lo >= part.hi) {
+    if (threadIdx.x < HEADS && head + (int)threadIdx.x < p.heads)
+      p.lse[where + threadIdx.x * (p.exact_splits + p.splits)] = -bits(0x7F800000u);
+  } else if (split < p.exact_splits) {
+    attend_windows(p, part, memory, (long long)b * p.query_token, head, where);
+  } else {
+    attend_codes(p, part, memory, (long long)b * p.query_token, head, where);
+  }
+}
