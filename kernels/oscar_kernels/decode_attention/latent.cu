@@ -9,13 +9,16 @@
 // What the digit loses of the query meets the middle of the codes, and all offsets the sums of the query, as one
 // product in tf32 of a token's scales and offsets with numbers of the head, in two parts.
 //
-// Compiled by NVRTC, or by g++ for the emulator. -D: SLOT_T INDPTR_T ROW_T integer types, STAGES.
+// Compiled by NVRTC, or by g++ for the emulator. -D: SLOT_T INDPTR_T ROW_T integer types, STAGES, RESIDENT
+// blocks of a multiprocessor; with more than two the digits stay in shared memory, for want of registers.
 #include "machine.cuh"
 
 constexpr int D = 512, ROPE = 64, GROUPS = 4, TILE = 64, WARPS = 4, THREADS = 32 * WARPS, HEADS = 16;
 constexpr int ROW = D / 4 + 2 * ROPE, AFFINE = 4 * GROUPS, PITCH = ROW + AFFINE;  // bytes of a token
 constexpr int STAGE = TILE * PITCH, WEIGHT_ROW = 48, WEIGHTS = GROUPS * TILE * WEIGHT_ROW;
-constexpr int TOPS_AT = STAGES * STAGE + 2 * WEIGHTS, FULL_AT = TOPS_AT + WARPS * HEADS * 4;
+constexpr int TOPS_AT = STAGES * STAGE + 2 * WEIGHTS, FULL_AT = TOPS_AT + WARPS * HEADS * 4,
+              DIGITS_AT = FULL_AT + (STAGES + 1) / 2 * 16, DIGITS = GROUPS * 4 * 32 * 16;  // and what warps say of the query
+constexpr bool IN_SHARED = RESIDENT > 2;
 // Exact rows: tiles of 16, spread over all banks.
 constexpr int EXACT_TILE = 16, EXACT_ROW = 2 * (D + ROPE), EXACT_PITCH = EXACT_ROW + 16;
 constexpr int EXACT_STAGE = EXACT_TILE * EXACT_PITCH, EXACT_STAGES = STAGES * STAGE / EXACT_STAGE;
@@ -45,55 +48,70 @@ DEV float over_lanes(float x, bool largest, int from, int to) {
   return x;
 }
 
-// The query of 16 heads as operands: column g of the first and of the second n-tile is head g and 8 + g.
+// The query of 16 heads as operands: column g of the first and of the second n-tile is head g and 8 + g. Every warp rounds
+// one group of channels, which the others get through shared memory.
 struct Query {
-  u32 digits[GROUPS][4][4], rotary[2][4][2];  // [r][c][2 * n + half]
-  float factor[2][2], affine[2][2][2];        // of columns 2t and 2t + 1; [n][lost or sum][part] of column g
-  DEV void load(const Params& p, long long token, int head, int lane) {
+  u32 digits[IN_SHARED ? 1 : GROUPS][4][4], rotary[2][4][2];  // [r][c][2 * n + half]
+  float factor[2][2], affine[2][2][2];                        // of columns 2t and 2t + 1; [n][lost or sum][part] of column g
+  DEV void load(const Params& p, long long token, int head, u8* memory, int warp, int lane) {
     const int g = lane / 4, t = lane % 4;
+    float* largest = (float*)(memory + DIGITS_AT) + DIGITS / 4;   // [warp][head]
+    float* sum_and_lost = largest + WARPS * HEADS;                 // [head][group][2]
+    uint2 x[2][4][2];
     UNROLL for (int n = 0; n < 2; n++) {
       const bool seen = head + 8 * n + g < p.heads;
       const u8* row = p.query + 2 * (token + (seen ? head + 8 * n + g : 0) * p.query_head);
-      uint2 x[GROUPS][4][2];
-      float largest = 0.f;
-      UNROLL for (int r = 0; r < GROUPS; r++) UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
-        x[r][c][h] = {0, 0};
-        if (seen) x[r][c][h] = __ldg((const uint2*)(row + 2 * (128 * r + 32 * c + 16 * h + 4 * t)));
-        largest = fmaxf(largest, fmaxf(fabsf(low_bf16(x[r][c][h].x)), fabsf(high_bf16(x[r][c][h].x))));
-        largest = fmaxf(largest, fmaxf(fabsf(low_bf16(x[r][c][h].y)), fabsf(high_bf16(x[r][c][h].y))));
-      }
-      largest = fmaxf(over_lanes(largest, true, 1, 4), 1e-30f);
-      const float unit = 127.f / largest;
-      UNROLL for (int r = 0; r < GROUPS; r++) {
-        float sum = 0.f;
-        int rounded = 0;
-        UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
-          const float y[4] = {low_bf16(x[r][c][h].x), high_bf16(x[r][c][h].x), low_bf16(x[r][c][h].y),
-                              high_bf16(x[r][c][h].y)};
-          u32 word = 0;
-          UNROLL for (int i = 0; i < 4; i++) {
-            const u32 digit = __float_as_uint(fmaf(y[i], unit, 12582912.f)) & 255;  // rounded, in the low bits
-            word |= digit << 8 * i;
-            rounded += (signed char)digit;
-            sum += y[i];
-          }
-          digits[r][c][2 * n + h] = word;
-        }
-        sum = over_lanes(sum, false, 1, 4);
-        const float lost = sum - over_lanes((float)rounded, false, 1, 4) * (largest * (1.f / 127.f));
-        if (r == t) {
-          affine[n][0][0] = bits(__float_as_uint(lost * MIDDLE) & 0xFFFFE000u);
-          affine[n][0][1] = lost * MIDDLE - affine[n][0][0];
-          affine[n][1][0] = bits(__float_as_uint(sum) & 0xFFFFE000u);
-          affine[n][1][1] = sum - affine[n][1][0];
-        }
-      }
-      UNROLL for (int j = 0; j < 2; j++) factor[n][j] = __shfl_sync(ALL, largest, 8 * t + 4 * j) * (1.f / 127.f);
       UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
-        rotary[n][c][h] = 0;
+        x[n][c][h] = {0, 0}, rotary[n][c][h] = 0;
+        if (seen) x[n][c][h] = __ldg((const uint2*)(row + 2 * (128 * warp + 32 * c + 16 * h + 4 * t)));
         if (seen) rotary[n][c][h] = __ldg((const u32*)(row + 2 * (D + 16 * c + 8 * h + 2 * t)));
       }
     }
+    UNROLL for (int n = 0; n < 2; n++) {
+      float most = 1e-30f;
+      UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
+        most = fmaxf(most, fmaxf(fabsf(low_bf16(x[n][c][h].x)), fabsf(high_bf16(x[n][c][h].x))));
+        most = fmaxf(most, fmaxf(fabsf(low_bf16(x[n][c][h].y)), fabsf(high_bf16(x[n][c][h].y))));
+      }
+      most = over_lanes(most, true, 1, 4);
+      if (t == 0) largest[warp * HEADS + 8 * n + g] = most;
+    }
+    __syncthreads();
+    auto step = [&](int of) {
+      float most = largest[of];
+      UNROLL for (int i = 1; i < WARPS; i++) most = fmaxf(most, largest[i * HEADS + of]);
+      return most * (1.f / 127.f);
+    };
+    UNROLL for (int n = 0; n < 2; n++) {
+      const float unit = step(8 * n + g), inverse = 1.f / unit;
+      float sum = 0.f, rounded = 0.f;
+      UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
+        const float y[4] = {low_bf16(x[n][c][h].x), high_bf16(x[n][c][h].x), low_bf16(x[n][c][h].y),
+                            high_bf16(x[n][c][h].y)};
+        u32 word = 0;
+        UNROLL for (int i = 0; i < 4; i++) {
+          const float shifted = fmaf(y[i], inverse, bits(BIG));  // rounded, in the low bits
+          word |= (__float_as_uint(shifted) & 255) << 8 * i;
+          rounded += shifted - bits(BIG);
+          sum += y[i];
+        }
+        ((u32*)(memory + DIGITS_AT))[((4 * warp + c) * 32 + lane) * 4 + 2 * n + h] = word;
+      }
+      sum = over_lanes(sum, false, 1, 4);
+      rounded = over_lanes(rounded, false, 1, 4);
+      if (t == 0)
+        *(float2*)&sum_and_lost[((8 * n + g) * GROUPS + warp) * 2] = make_float2(sum, (sum - rounded * unit) * MIDDLE);
+    }
+    __syncthreads();
+    UNROLL for (int n = 0; n < 2; n++) {
+      UNROLL for (int j = 0; j < 2; j++) factor[n][j] = step(8 * n + 2 * t + j);
+      const float2 both = *(const float2*)&sum_and_lost[((8 * n + g) * GROUPS + t) * 2];
+      affine[n][0][0] = bits(__float_as_uint(both.y) & 0xFFFFE000u), affine[n][0][1] = both.y - affine[n][0][0];
+      affine[n][1][0] = bits(__float_as_uint(both.x) & 0xFFFFE000u), affine[n][1][1] = both.x - affine[n][1][0];
+    }
+    if (!IN_SHARED)
+      UNROLL for (int r = 0; r < GROUPS; r++) UNROLL for (int c = 0; c < 4; c++)
+          shared_load<4>(digits[IN_SHARED ? 0 : r][c], shared_address(memory) + DIGITS_AT + ((4 * r + c) * 32 + lane) * 16);
   }
 };
 
@@ -160,7 +178,7 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
   UNROLL for (int i = 0; i < STAGES - 1; i++)
       if (i < tiles) loader.copy(first_slots[i], base + i * STAGE, base + FULL_AT + 8 * i, lane);
   Query q;
-  q.load(p, token, head, lane);
+  q.load(p, token, head, memory, warp, lane);
 
   const float none = -bits(0x7F800000u);
   float m[2][2] = {{none, none}, {none, none}};  // the highest logit, less HEADROOM
@@ -198,7 +216,11 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
       ldmatrix4(w, stage + of_logits + 32 * c);
       UNROLL for (int r = 0; r < GROUPS; r++) {
         const u32 field = 0x03030303u << 2 * r, a[4] = {w[0] & field, w[1] & field, w[2] & field, w[3] & field};
-        const u32(&b)[4] = q.digits[r][c];
+        u32 b[4];
+        if (IN_SHARED)
+          shared_load<4>(b, base + DIGITS_AT + ((4 * r + c) * 32 + lane) * 16);
+        else
+          UNROLL for (int i = 0; i < 4; i++) b[i] = q.digits[IN_SHARED ? 0 : r][c][i];
         UNROLL for (int n = 0; n < 2; n++) {
           if (c == 0)
             mma_u8_first(products[r][n], first, a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]);
@@ -403,7 +425,7 @@ DEV void attend_windows(const Params& p, const Part& part, u8* memory, long long
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) oscar_latent_stage1(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) oscar_latent_stage1(const __grid_constant__ Params p) {
   u8* memory = dynamic_shared();
   const int split = blockIdx.x / p.head_blocks, head = blockIdx.x % p.head_blocks * HEADS, b = blockIdx.y;
   if (threadIdx.x == 0)

@@ -41,12 +41,14 @@ def flags(cache: LayerCache, batch: BatchView, stages: int = STAGES) -> dict[str
         "INDPTR_T": TYPES[batch.kv_indptr.dtype],
         "ROW_T": TYPES[batch.rows.dtype],
         "STAGES": stages,
+        "RESIDENT": RESIDENT,
     }
 
 
 def shared_bytes(stages: int = STAGES) -> int:
     """Of a block: tiles, weights, what warps agree on, barriers."""
-    return stages * 64 * 272 + 2 * 4 * 64 * 48 + 4 * HEADS * 4 + 8 * stages
+    tiles, weights, digits = stages * 64 * 272, 2 * 4 * 64 * 48, 4 * 4 * 32 * 16
+    return tiles + weights + 4 * HEADS * 4 + (stages + 1) // 2 * 16 + digits + HEADS * 4 * (4 + 8)
 
 
 def arguments(
