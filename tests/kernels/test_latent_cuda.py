@@ -33,12 +33,15 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     ids=str,
 )
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
+@pytest.mark.parametrize(("stages", "resident"), [(4, 2), (2, 3)])
 def test_outputs(
     emulator: Emulator,
     heads: int,
     splits: tuple[int, int],
     windows: tuple[int, int, int | None, int | None],
     scale: float,
+    stages: int,
+    resident: int,
 ) -> None:
     """Requests without codes, of one, of a tile, of several tiles; sinks that start late."""
     torch.manual_seed(0)
@@ -52,7 +55,7 @@ def test_outputs(
     for exact in (cache.sink_k, cache.ring_k):
         exact[:] *= scale
     query = (torch.randn(4, heads, 576) / max(1.0, scale)).bfloat16()
-    library = emulator.library(latent_cuda.flags(cache, batch))
+    library = emulator.library(latent_cuda.flags(cache, batch, stages, resident))
     partial = torch.full((4, heads, sum(splits), 512), math.nan)
     lse = torch.full((4, heads, sum(splits)), math.nan)
     given = latent_cuda.arguments(query, cache, batch, (partial, lse), 0.2, splits)
@@ -61,7 +64,7 @@ def test_outputs(
     for x in (query, *cache.stores, *lists):
         library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes))
     message, columns = ctypes.create_string_buffer(201), -(-heads // 16) * sum(splits)
-    shared = latent_cuda.shared_bytes()
+    shared = latent_cuda.shared_bytes(stages, batch.kv_indices.element_size())
     good = library.emulate(ctypes.byref(given), columns, 4, shared, scale == 1, heads, message)
     assert good, message.value.decode()
     assert not lse.isnan().any()

@@ -17,12 +17,14 @@ constexpr int D = 512, ROPE = 64, GROUPS = 4, TILE = 64, WARPS = 4, THREADS = 32
 constexpr int ROW = D / 4 + 2 * ROPE, AFFINE = 4 * GROUPS, PITCH = ROW + AFFINE;  // bytes of a token
 constexpr int STAGE = TILE * PITCH, WEIGHT_ROW = 48, WEIGHTS = GROUPS * TILE * WEIGHT_ROW;
 constexpr int TOPS_AT = STAGES * STAGE + 2 * WEIGHTS, FULL_AT = TOPS_AT + WARPS * HEADS * 4,
-              DIGITS_AT = FULL_AT + (STAGES + 1) / 2 * 16, DIGITS = GROUPS * 4 * 32 * 16;  // and what warps say of the query
+              DIGITS_AT = FULL_AT + (STAGES + 1) / 2 * 16, DIGITS = GROUPS * 4 * 32 * 16,
+              SLOTS_AT = DIGITS_AT + DIGITS + WARPS * HEADS * 4 * 3;  // and what warps say of the query
 constexpr bool IN_SHARED = RESIDENT > 2;
 // Exact rows: tiles of 16, spread over all banks.
 constexpr int EXACT_TILE = 16, EXACT_ROW = 2 * (D + ROPE), EXACT_PITCH = EXACT_ROW + 16;
-constexpr int EXACT_STAGE = EXACT_TILE * EXACT_PITCH, EXACT_STAGES = STAGES * STAGE / EXACT_STAGE;
-constexpr int AHEAD = 2;  // tiles whose slots are known before they are copied
+constexpr int EXACT_STAGE = EXACT_TILE * EXACT_PITCH, PARTS_AT = TOPS_AT - 2 * WARPS * HEADS * EXACT_TILE * 4,
+              EXACT_STAGES = PARTS_AT / EXACT_STAGE < STAGES ? PARTS_AT / EXACT_STAGE : STAGES;
+static_assert(EXACT_STAGES > 1);
 constexpr float HEADROOM = 10.f, MIDDLE = 1.5f;
 constexpr u32 MOST = 0x7800;  // of a weight, 2^15 in float16
 constexpr u32 BIG = 0x4B400000u;                             // 1.5 * 2^23, to which integers of 22 bits are added
@@ -138,32 +140,38 @@ struct Part {
   DEV int tiles(int size) const { return (hi - lo + size - 1) / size; }
 };
 
-// Copies of a warp: 16 tokens of a tile, 64 bytes of eight of them with one instruction, and their scales.
+// Copies of a warp: 16 tokens of a tile, 128 bytes of four of them with one instruction, and their scales. With them come
+// the slots of the tile that is copied once these have arrived.
 struct Loader {
   const SLOT_T* slots;
   const u8 *codes, *affine;
-  u32 slot[AHEAD];  // of the next tiles, of token lane % 16
-  u32 to, affine_to;
-  int token;
-  DEV Loader(const Params& p, const Part& part, int warp, int lane) {
+  SLOT_T* held;  // slots of this warp's tokens, of STAGES tiles
+  int token, lane;
+  DEV Loader(const Params& p, const Part& part, u8* memory, int warp) : lane(threadIdx.x % 32) {
     slots = p.slots + part.first;
-    codes = p.codes + lane / 8 * 16;
+    codes = p.codes + lane % 8 * 16;
     affine = p.affine;
+    held = (SLOT_T*)(memory + SLOTS_AT) + 16 * warp;
     token = part.lo + 16 * warp + lane % 16;
-    to = (16 * warp + lane % 8) * PITCH + lane / 8 * 16;
-    affine_to = (16 * warp + lane % 16) * PITCH + ROW;
   }
-  DEV u32 fetch(const Part& part, int tile) const {
+  DEV const SLOT_T* slot(const Part& part, int tile) const {
     const int i = min(token + tile * TILE, part.hi - 1);
-    return (u32)__ldg(slots + (i < part.a ? i : i + part.s - part.a));
+    return slots + (i < part.a ? i : i + part.s - part.a);
   }
-  DEV void copy(u32 mine, u32 stage, u32 full, int lane) const {
-    UNROLL for (int half = 0; half < 2; half++) {
-      const u8* from = codes + (u64)__shfl_sync(ALL, mine, 8 * half + lane % 8) * ROW;
-      UNROLL for (int i = 0; i < 4; i++) copy_async<16>(stage + to + 8 * half * PITCH + 64 * i, from + 64 * i, true);
+  DEV void copy(const Part& part, int tile, u32 base, int warp) const {
+    const SLOT_T* mine = held + tile % STAGES * TILE;
+    const u32 stage = base + tile % STAGES * STAGE + 16 * warp * PITCH;
+    UNROLL for (int i = 0; i < 4; i++) {
+      const u8* from = codes + (u64)(u32)mine[4 * i + lane / 8] * ROW;
+      UNROLL for (int half = 0; half < 2; half++)
+          copy_async<16>(stage + (4 * i + lane / 8) * PITCH + lane % 8 * 16 + 128 * half, from + 128 * half, true);
     }
-    if (lane < 16) copy_async<16>(stage + affine_to, affine + (u64)mine * AFFINE, true);
-    arrive_copies(full);
+    if (lane < 16) {
+      copy_async<16>(stage + lane * PITCH + ROW, affine + (u64)(u32)mine[lane] * AFFINE, true);
+      copy_async<sizeof(SLOT_T)>(shared_address(held + (tile + STAGES - 1) % STAGES * TILE + lane),
+                                 slot(part, tile + STAGES - 1), true);
+    }
+    arrive_copies(base + FULL_AT + 8 * (tile % STAGES));
   }
 };
 
@@ -171,12 +179,16 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
   const u32 base = shared_address(memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int tiles = part.tiles(TILE);
-  Loader loader(p, part, warp, lane);
-  u32 first_slots[STAGES - 1];
-  UNROLL for (int i = 0; i < STAGES - 1; i++) first_slots[i] = loader.fetch(part, i);
-  UNROLL for (int i = 0; i < AHEAD; i++) loader.slot[i] = loader.fetch(part, STAGES - 1 + i);
-  UNROLL for (int i = 0; i < STAGES - 1; i++)
-      if (i < tiles) loader.copy(first_slots[i], base + i * STAGE, base + FULL_AT + 8 * i, lane);
+  const Loader loader(p, part, memory, warp);
+  if (lane < 16) {
+    SLOT_T first[STAGES - 1];
+    UNROLL for (int i = 0; i < STAGES - 1; i++) first[i] = __ldg(loader.slot(part, i));
+    UNROLL for (int i = 0; i < STAGES - 1; i++) loader.held[i * TILE + lane] = first[i];
+  }
+  UNROLL for (int i = 0; i < STAGES - 1; i++) {
+    __syncwarp();  // slots were written, and those that new ones replace were read
+    if (i < tiles) loader.copy(part, i, base, warp);
+  }
   Query q;
   q.load(p, token, head, memory, warp, lane);
 
@@ -287,12 +299,7 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
       weigh();
       __syncthreads();
     }
-    if (tile + STAGES - 1 < tiles) {
-      const int next = tile + STAGES - 1;
-      loader.copy(loader.slot[0], base + next % STAGES * STAGE, base + FULL_AT + 8 * (next % STAGES), lane);
-      UNROLL for (int i = 0; i + 1 < AHEAD; i++) loader.slot[i] = loader.slot[i + 1];
-      loader.slot[AHEAD - 1] = loader.fetch(part, next + AHEAD);
-    }
+    if (tile + STAGES - 1 < tiles) loader.copy(part, tile + STAGES - 1, base, warp);
     u32 offsets[2];  // of tokens 2t and 2t + 1, and those eight behind, and group g
     UNROLL for (int o = 0; o < 2; o++) {
       u32 word[2];
@@ -380,7 +387,7 @@ DEV void attend_windows(const Params& p, const Part& part, u8* memory, long long
       ldmatrix4(w, stage + of_logits + 32 * c);
       UNROLL for (int n = 0; n < 2; n++) mma_bf16(x[n], w[0], w[1], w[2], w[3], q[c][n][0], q[c][n][1]);
     }
-    float4* parts = (float4*)(memory + STAGES * STAGE) + tile % 2 * WARPS * 64;
+    float4* parts = (float4*)(memory + PARTS_AT) + tile % 2 * WARPS * 64;
     UNROLL for (int n = 0; n < 2; n++) parts[64 * warp + 32 * n + lane] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
     __syncthreads();
     if (tile + COPIED < tiles) copy(tile + COPIED);

@@ -34,21 +34,24 @@ class Params(ctypes.Structure):
     )  # fmt: skip
 
 
-def flags(cache: LayerCache, batch: BatchView, stages: int = STAGES) -> dict[str, str | int]:
+def flags(
+    cache: LayerCache, batch: BatchView, stages: int = STAGES, resident: int = RESIDENT
+) -> dict[str, str | int]:
     """What is compiled in."""
     return {
         "SLOT_T": TYPES[batch.kv_indices.dtype],
         "INDPTR_T": TYPES[batch.kv_indptr.dtype],
         "ROW_T": TYPES[batch.rows.dtype],
         "STAGES": stages,
-        "RESIDENT": RESIDENT,
+        "RESIDENT": resident,
     }
 
 
-def shared_bytes(stages: int = STAGES) -> int:
-    """Of a block: tiles, weights, what warps agree on, barriers."""
+def shared_bytes(stages: int = STAGES, slot: int = 4) -> int:
+    """Of a block: tiles, weights, what warps agree on, barriers, digits of the query, slots."""
     tiles, weights, digits = stages * 64 * 272, 2 * 4 * 64 * 48, 4 * 4 * 32 * 16
-    return tiles + weights + 4 * HEADS * 4 + (stages + 1) // 2 * 16 + digits + HEADS * 4 * (4 + 8)
+    agreed = 4 * HEADS * 4 + (stages + 1) // 2 * 16
+    return tiles + weights + agreed + digits + 4 * HEADS * 4 * 3 + stages * 64 * slot
 
 
 def arguments(
