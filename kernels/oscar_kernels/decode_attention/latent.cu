@@ -7,7 +7,7 @@
 // subnormal code * 4^r * 2^-24. Weights times the scale of each group cross shared memory in float16.
 //
 // What the digit loses of the query meets the middle of the codes, and all offsets the sums of the query, as one
-// product in tf32 of a token's scales and offsets with numbers of the head, in two parts.
+// product in tf32 of a token's scales and offsets with numbers of the head.
 //
 // Compiled by NVRTC, or by g++ for the emulator. -D: SLOT_T INDPTR_T ROW_T integer types, STAGES, RESIDENT
 // blocks of a multiprocessor; with more than two the digits stay in shared memory, for want of registers.
@@ -41,6 +41,8 @@ struct Params {
   int heads, head_blocks, splits, exact_splits, sink, recent, ring;
 };
 
+// To the bits that a product keeps; half of those that it cuts off make the rounding.
+DEV float rounded_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000 & 0xFFFFE000u); }
 DEV float bits(u32 x) { return __uint_as_float(x); }
 DEV float over_lanes(float x, bool largest, int from, int to) {
   UNROLL for (int o = from; o < to; o *= 2) {
@@ -54,21 +56,25 @@ DEV float over_lanes(float x, bool largest, int from, int to) {
 // one group of channels, which the others get through shared memory.
 struct Query {
   u32 digits[IN_SHARED ? 1 : GROUPS][4][4], rotary[2][4][2];  // [r][c][2 * n + half]
-  float factor[2][2], affine[2][2][2];                        // of columns 2t and 2t + 1; [n][lost or sum][part] of column g
-  DEV void load(const Params& p, long long token, int head, u8* memory, int warp, int lane) {
+  float factor[2][2], affine[2][2];                           // of columns 2t and 2t + 1; [n][lost or sum] of column g
+  uint2 x[2][4][2];
+  // A column without a head has the last one's numbers.
+  DEV Query(const Params& p, long long token, int head, int warp, int lane) {
     const int g = lane / 4, t = lane % 4;
-    float* largest = (float*)(memory + DIGITS_AT) + DIGITS / 4;   // [warp][head]
-    float* sum_and_lost = largest + WARPS * HEADS;                 // [head][group][2]
-    uint2 x[2][4][2];
     UNROLL for (int n = 0; n < 2; n++) {
-      const bool seen = head + 8 * n + g < p.heads;
-      const u8* row = p.query + 2 * (token + (seen ? head + 8 * n + g : 0) * p.query_head);
+      const u8* row = p.query + 2 * (token + min(head + 8 * n + g, p.heads - 1) * p.query_head);
+      const uint2* latent = (const uint2*)(row + 2 * (128 * warp + 4 * t));
+      const u32* key = (const u32*)(row + 2 * (D + 2 * t));
       UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
-        x[n][c][h] = {0, 0}, rotary[n][c][h] = 0;
-        if (seen) x[n][c][h] = __ldg((const uint2*)(row + 2 * (128 * warp + 32 * c + 16 * h + 4 * t)));
-        if (seen) rotary[n][c][h] = __ldg((const u32*)(row + 2 * (D + 16 * c + 8 * h + 2 * t)));
+        x[n][c][h] = __ldg(latent + 8 * c + 4 * h);
+        rotary[n][c][h] = __ldg(key + 8 * c + 4 * h);
       }
     }
+  }
+  DEV void round(u8* memory, int warp, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    float* largest = (float*)(memory + DIGITS_AT) + DIGITS / 4;  // [warp][head]
+    float* sum_and_lost = largest + WARPS * HEADS;               // [head][group][2]
     UNROLL for (int n = 0; n < 2; n++) {
       float most = 1e-30f;
       UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
@@ -108,8 +114,7 @@ struct Query {
     UNROLL for (int n = 0; n < 2; n++) {
       UNROLL for (int j = 0; j < 2; j++) factor[n][j] = step(8 * n + 2 * t + j);
       const float2 both = *(const float2*)&sum_and_lost[((8 * n + g) * GROUPS + t) * 2];
-      affine[n][0][0] = bits(__float_as_uint(both.y) & 0xFFFFE000u), affine[n][0][1] = both.y - affine[n][0][0];
-      affine[n][1][0] = bits(__float_as_uint(both.x) & 0xFFFFE000u), affine[n][1][1] = both.x - affine[n][1][0];
+      affine[n][0] = rounded_tf32(both.y), affine[n][1] = rounded_tf32(both.x);
     }
     if (!IN_SHARED)
       UNROLL for (int r = 0; r < GROUPS; r++) UNROLL for (int c = 0; c < 4; c++)
@@ -158,16 +163,21 @@ struct Loader {
     const int i = min(token + tile * TILE, part.hi - 1);
     return slots + (i < part.a ? i : i + part.s - part.a);
   }
-  DEV void copy(const Part& part, int tile, u32 base, int warp) const {
-    const SLOT_T* mine = held + tile % STAGES * TILE;
+  // The slots that this lane needs, once they are there: of four tokens, and of its own.
+  DEV void find(u32 (&mine)[5], int tile) const {
+    const SLOT_T* of = held + tile % STAGES * TILE;
+    UNROLL for (int i = 0; i < 4; i++) mine[i] = (u32)of[4 * i + lane / 8];
+    mine[4] = (u32)of[lane % 16];
+  }
+  DEV void copy(const u32 (&mine)[5], const Part& part, int tile, u32 base, int warp) const {
     const u32 stage = base + tile % STAGES * STAGE + 16 * warp * PITCH;
     UNROLL for (int i = 0; i < 4; i++) {
-      const u8* from = codes + (u64)(u32)mine[4 * i + lane / 8] * ROW;
+      const u8* from = codes + (u64)mine[i] * ROW;
       UNROLL for (int half = 0; half < 2; half++)
           copy_async<16>(stage + (4 * i + lane / 8) * PITCH + lane % 8 * 16 + 128 * half, from + 128 * half, true);
     }
     if (lane < 16) {
-      copy_async<16>(stage + lane * PITCH + ROW, affine + (u64)(u32)mine[lane] * AFFINE, true);
+      copy_async<16>(stage + lane * PITCH + ROW, affine + (u64)mine[4] * AFFINE, true);
       copy_async<sizeof(SLOT_T)>(shared_address(held + (tile + STAGES - 1) % STAGES * TILE + lane),
                                  slot(part, tile + STAGES - 1), true);
     }
@@ -180,17 +190,18 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int tiles = part.tiles(TILE);
   const Loader loader(p, part, memory, warp);
-  if (lane < 16) {
-    SLOT_T first[STAGES - 1];
-    UNROLL for (int i = 0; i < STAGES - 1; i++) first[i] = __ldg(loader.slot(part, i));
-    UNROLL for (int i = 0; i < STAGES - 1; i++) loader.held[i * TILE + lane] = first[i];
-  }
+  SLOT_T first_slots[STAGES - 1];
+  UNROLL for (int i = 0; i < STAGES - 1; i++) first_slots[i] = __ldg(loader.slot(part, i));
+  Query q(p, token, head, warp, lane);
+  if (lane < 16)
+    UNROLL for (int i = 0; i < STAGES - 1; i++) loader.held[i * TILE + lane] = first_slots[i];
   UNROLL for (int i = 0; i < STAGES - 1; i++) {
     __syncwarp();  // slots were written, and those that new ones replace were read
-    if (i < tiles) loader.copy(part, i, base, warp);
+    u32 slots[5];
+    loader.find(slots, i);
+    if (i < tiles) loader.copy(slots, part, i, base, warp);
   }
-  Query q;
-  q.load(p, token, head, memory, warp, lane);
+  q.round(memory, warp, lane);
 
   const float none = -bits(0x7F800000u);
   float m[2][2] = {{none, none}, {none, none}};  // the highest logit, less HEADROOM
@@ -204,6 +215,8 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
   for (int tile = 0; tile < tiles; tile++) {
     const u32 stage = base + tile % STAGES * STAGE, weights = base + STAGES * STAGE + tile % 2 * WEIGHTS;
     wait_phase(base + FULL_AT + 8 * (tile % STAGES), tile / STAGES & 1);
+    u32 slots[5];
+    loader.find(slots, tile + STAGES - 1);
 
     float x[2][4] = {};
     UNROLL for (int c = 0; c < 4; c++) {
@@ -218,9 +231,9 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
       shared_load<4>(words[o], at);
       shared_load<1>(&mine[o], at + 4 * t);
     }
-    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 2; i++)
-        mma_tf32(x[n], low_f16(mine[0]), low_f16(mine[1]), high_f16(mine[0]), high_f16(mine[1]), q.affine[n][0][i],
-                 q.affine[n][1][i]);
+    UNROLL for (int n = 0; n < 2; n++)
+        mma_tf32(x[n], low_f16(mine[0]), low_f16(mine[1]), high_f16(mine[0]), high_f16(mine[1]), q.affine[n][0],
+                 q.affine[n][1]);
     int products[GROUPS][2][4];
     const int first[2] = {(int)BIG, (int)BIG};
     UNROLL for (int c = 0; c < 4; c++) {
@@ -242,12 +255,17 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
       }
     }
     float scales[2][GROUPS];
-    UNROLL for (int o = 0; o < 2; o++) UNROLL for (int r = 0; r < GROUPS; r++) scales[o][r] = low_f16(words[o][r]);
-    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++) {
-      float y = 0.f;
-      UNROLL for (int r = 0; r < GROUPS; r++)
-          y = fmaf(scales[i / 2][r] * (1.f / (1 << 2 * r)), bits((u32)products[r][n][i]) - bits(BIG), y);
-      x[n][i] = fmaf(q.factor[n][i % 2], y, x[n][i]);
+    UNROLL for (int o = 0; o < 2; o++) {
+      float without = 0.f;  // BIG in all products; what is lost of their sum is little beside the rounding of the query
+      UNROLL for (int r = 0; r < GROUPS; r++) {
+        scales[o][r] = low_f16(words[o][r]) * (1.f / (1 << 2 * r));
+        without = fmaf(scales[o][r], -bits(BIG), without);
+      }
+      UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+        float y = without;
+        UNROLL for (int r = 0; r < GROUPS; r++) y = fmaf(scales[o][r], bits((u32)products[r][n][2 * o + j]), y);
+        x[n][2 * o + j] = fmaf(q.factor[n][j], y, x[n][2 * o + j]);
+      }
     }
     if (tile == tiles - 1) {
       const int left = part.hi - part.lo - tile * TILE - 16 * warp - g;  // tokens from this lane's first one on
@@ -278,7 +296,8 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
       float* tops = (float*)(memory + TOPS_AT);
       float bound[2];  // of the largest scale, in base 2
       UNROLL for (int o = 0; o < 2; o++) {
-        const float largest = fmaxf(fmaxf(scales[o][0], scales[o][1]), fmaxf(scales[o][2], scales[o][3]));
+        float largest = 0.f;
+        UNROLL for (int r = 0; r < GROUPS; r++) largest = fmaxf(largest, low_f16(words[o][r]));
         bound[o] = fmaxf((float)__float_as_uint(largest) * (1.f / 8388608.f) - 127.f, 0.f);
       }
       UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
@@ -299,7 +318,7 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
       weigh();
       __syncthreads();
     }
-    if (tile + STAGES - 1 < tiles) loader.copy(part, tile + STAGES - 1, base, warp);
+    if (tile + STAGES - 1 < tiles) loader.copy(slots, part, tile + STAGES - 1, base, warp);
     u32 offsets[2];  // of tokens 2t and 2t + 1, and those eight behind, and group g
     UNROLL for (int o = 0; o < 2; o++) {
       u32 word[2];
@@ -434,7 +453,9 @@ DEV void attend_windows(const Params& p, const Part& part, u8* memory, long long
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) oscar_latent_stage1(const __grid_constant__ Params p) {
   u8* memory = dynamic_shared();
-  const int split = blockIdx.x / p.head_blocks, head = blockIdx.x % p.head_blocks * HEADS, b = blockIdx.y;
+  const bool one = p.head_blocks == 1;  // saves a division
+  const int split = one ? blockIdx.x : blockIdx.x / p.head_blocks, b = blockIdx.y;
+  const int head = one ? 0 : blockIdx.x % p.head_blocks * HEADS;
   if (threadIdx.x == 0)
     UNROLL for (int i = 0; i < STAGES; i++) barrier_init(shared_address(memory) + FULL_AT + 8 * i, THREADS);
   wait_for_previous();
