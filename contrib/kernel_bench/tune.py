@@ -132,7 +132,7 @@ def _merge(plan: OpPlan, dry: bool) -> Iterator[str]:
         seen.add(most)
 
         def clock(tiles: Any, job: cases.AttentionLayers = job) -> float:
-            with mock.patch.object(tuning, "merge_tiles", lambda _: astuple(tiles)):
+            with mock.patch.object(tuning, "merge_tiles", lambda *_: astuple(tiles)):
                 return _seconds(lambda: ops.decode_calls(launcher, job), plan)
 
         best, words = _best(Merge(*tuning.MERGE[most]), _few(MERGE, dry), clock)

@@ -2,9 +2,9 @@
 servers over a cache in BF16: CSV on standard output. Slots are random, and the L2 is cold.
 
     decode_speed.py --only ours,flashinfer-fa2,flashinfer-fa3,triton
-    decode_speed.py --only fa3                    in an environment with vLLM
+    decode_speed.py --only ours,fa3               in an environment with vLLM
     decode_speed.py --only write,write-carried    the write of a decode step
-    decode_speed.py --only ours --heads 16 --tiles 16,64,32,4,3,2 16,64,32,4,3,3,168
+    decode_speed.py --only ours-triton --heads 16 --tiles 16,64,32,4,3,2 16,64,32,4,3,3,168
 
 Rows have 512 channels of a latent and 64 of a rotary key, and windows 64 and 256 tokens. `ours` is
 the attention alone, as the others are; `+partner` brings its sums back to the basis of the model
@@ -37,7 +37,7 @@ from oscar_kernels.cache import (  # noqa: E402
     WindowState,
     allocate,
 )
-from oscar_kernels.decode_attention import latent  # noqa: E402
+from oscar_kernels.decode_attention import dispatch, latent  # noqa: E402
 from oscar_kernels.decode_attention.launcher import Workspace  # noqa: E402
 from oscar_kernels.kv_write.launcher import write_kv_int2  # noqa: E402
 from oscar_kernels.spec import PLAIN, QuantSpec  # noqa: E402
@@ -62,8 +62,8 @@ def main() -> None:
         for name in chosen.only.split(","):
             for heads in map(int, chosen.heads.split(",")):
                 torch.manual_seed(0)
-                if name == "ours":
-                    ours(number, length, heads, chosen)
+                if name in OURS:
+                    ours(name, number, length, heads, chosen)
                 elif name in WRITES:
                     written(name, number, heads, chosen.replays)
                 else:
@@ -85,22 +85,27 @@ def tell(name: str, case: tuple[int, int, int], row: int, calls: Calls, replays:
     print(f"{name},{number},{length},{heads},{times},{rates}", flush=True)
 
 
-def ours(number: int, length: int, heads: int, chosen: Any) -> None:
+OURS = {"ours": dispatch.decode_attention, "ours-triton": latent.decode_attention}
+
+
+def ours(name: str, number: int, length: int, heads: int, chosen: Any) -> None:
     caches, batch = filled(number, length, layers=max(4, 12 if number == 1 else 4))
     query = torch.randn(number, heads, LATENT + ROTARY, device="cuda", dtype=torch.bfloat16)
     out = query.new_empty(number, heads, LATENT)
     partner = torch.linalg.qr(torch.randn(1, LATENT, LATENT, device="cuda"))[0].contiguous()
     row = LATENT // 4 + 16 + 2 * ROTARY
-    usual = latent.latent_tiles(heads)
     given = [latent.LatentTiles(*map(int, one.split(","))) for one in chosen.tiles or ()]
-    for tiles in given or [usual]:
-        splits = sum(latent._splits(tiles, caches[0], number, heads))
-        workspace = Workspace.allocate(number * heads * (splits * 513 + 512), "cuda")
+    for tiles in given or [None]:
+        numel = dispatch.decode_workspace_numel(caches[0], heads, number)
+        if tiles:
+            splits = sum(latent._splits(tiles, caches[0], number, heads))
+            numel = number * heads * (splits * 513 + 512)
         run = partial(
-            latent.decode_attention, query, batch=batch, sm_scale=SCALE, workspace=workspace,
-            out=out, tiles=tiles,
+            OURS[name], query, batch=batch, sm_scale=SCALE,
+            workspace=Workspace.allocate(numel, "cuda"), out=out,
+            **({"tiles": tiles} if tiles else {}),
         )  # fmt: skip
-        told = "ours" + (" " + "/".join(map(str, vars(tiles).values())) if given else "")
+        told = name + (" " + "/".join(map(str, vars(tiles).values())) if tiles else "")
         try:
             check(run, query, caches[0], batch)
         except Exception as error:  # a configuration that does not fit; others may
@@ -110,7 +115,7 @@ def ours(number: int, length: int, heads: int, chosen: Any) -> None:
         tell(told, case, row, [partial(run, cache=one) for one in caches], chosen.replays)
         if not given:
             both = [partial(run, cache=one, o_partner=partner) for one in caches]
-            tell("ours+partner", case, row, both, chosen.replays)
+            tell(f"{name}+partner", case, row, both, chosen.replays)
 
 
 WRITES = {"write": False, "write-carried": True}

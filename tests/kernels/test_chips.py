@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from oscar_kernels import chips, nvrtc
-from oscar_kernels.decode_attention import cuda
+from oscar_kernels.cache import BatchView, WindowState
+from oscar_kernels.decode_attention import cuda, latent_cuda
 from oscar_kernels.decode_attention import variant as variants
 from oscar_kernels.spec import QuantSpec
 
@@ -22,21 +24,42 @@ def variant(head_dim: int = 128, *, group: int = 4, bits: int = 2) -> variants.A
     return variants.AttentionVariant(spec, spec, group, 8, "int", "int", "long long", 0, False)
 
 
+def resources(build: nvrtc.Build, function: str, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, and bytes of memory in their place."""
+    triton = pytest.importorskip("triton")
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    (folder / "code.cubin").write_bytes(build.code())
+    command = [program, "-res-usage", folder / "code.cubin"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = told[told.index(function) :]
+    registers, stack = (int(re.search(rf"{name}:(\d+)", found)[1]) for name in ("REG", "STACK"))
+    return registers, stack
+
+
 @ALL
 def test_decode_compiles_with_enough_registers(
     capability: chips.Capability, compiler: Path, tmp_path: Path
 ) -> None:
-    triton = pytest.importorskip("triton")
-    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     made = variants.fitting(variant(), chips.CHIPS[capability].shared_bytes)
-    code = nvrtc.Build.of(cuda.SOURCE, made.flags, "sm_{}{}".format(*capability)).code()
-    (tmp_path / "code.cubin").write_bytes(code)
-    command = [program, "-res-usage", tmp_path / "code.cubin"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    stage1 = told[told.index("oscar_decode_stage1") :]
-    registers, stack = (int(re.search(rf"{name}:(\d+)", stage1)[1]) for name in ("REG", "STACK"))
+    build = nvrtc.Build.of(cuda.SOURCE, made.flags, "sm_{}{}".format(*capability))
+    registers, stack = resources(build, "oscar_decode_stage1", tmp_path)
     assert registers * 32 * variants.WARPS <= 65536
     assert stack == 0
+
+
+@ALL
+@pytest.mark.parametrize("slots", [torch.int32, torch.int64], ids=str)
+def test_decode_over_latents_compiles_and_has_room(
+    capability: chips.Capability, slots: torch.dtype, compiler: Path, tmp_path: Path
+) -> None:
+    lists = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=slots)
+    batch = BatchView(*lists, lists[0][:1], WindowState(*(lists[0],) * 3))
+    chip = chips.CHIPS[capability]
+    build = latent_cuda.build(batch, chips.Target(capability, chip.shared_bytes, 1))
+    registers, stack = resources(build, "oscar_latent_stage1", tmp_path)
+    assert registers <= 65536 // (latent_cuda.THREADS * latent_cuda.RESIDENT)
+    assert stack == 0
+    assert latent_cuda.shared_bytes(slots.itemsize) <= chip.shared_bytes
 
 
 @pytest.mark.parametrize(("named", "arch", "shared"), [

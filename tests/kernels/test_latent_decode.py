@@ -2,6 +2,7 @@
 one, else interpreted in float32."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from random_caches import (
     poisoned_allocations,
     random_cache,
 )
+from torch import Tensor
 
 from oscar_kernels import reference
 from oscar_kernels.cache import BatchView, Drafts
-from oscar_kernels.decode_attention import dispatch, latent
+from oscar_kernels.decode_attention import dispatch, latent, latent_cuda
 from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import PLAIN, QuantSpec
 
@@ -160,11 +162,15 @@ def test_drafts_are_refused() -> None:
 @pytest.mark.parametrize("heads", [8, 16, 20, 64, 128])
 @pytest.mark.parametrize("batch", [1, 5, 16])
 def test_long_contexts(heads: int, batch: int) -> None:
-    check(rows([3000 + 371 * i for i in range(batch)], LARGE), heads)
+    filling = rows([3000 + 371 * i for i in range(batch)], LARGE)
+    query = torch.empty(batch, heads, filling.cache.query_dim, device=DEVICE, dtype=DTYPE)
+    assert latent_cuda.unsupported(query, filling.cache, filling.batch) is None
+    check(filling, heads)
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_follows_new_lengths() -> None:
+@pytest.mark.parametrize("attention", [dispatch.decode_attention, latent.decode_attention])
+def test_a_cuda_graph_follows_new_lengths(attention: Callable[..., Tensor]) -> None:
     filling = rows([5000, 700], LARGE, sink_from=0)
     cache, batch = filling.cache, filling.batch
     query = torch.randn(2, 16, cache.query_dim, device=DEVICE, dtype=DTYPE)
@@ -172,7 +178,7 @@ def test_a_cuda_graph_follows_new_lengths() -> None:
     out = torch.empty(2, 16, cache.out_dim, device=DEVICE, dtype=DTYPE)
 
     def step() -> None:
-        latent.decode_attention(query, cache, batch, sm_scale=0.05, workspace=workspace, out=out)
+        attention(query, cache, batch, sm_scale=0.05, workspace=workspace, out=out)
 
     step()
     graph = torch.cuda.CUDAGraph()

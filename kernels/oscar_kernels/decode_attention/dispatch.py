@@ -1,5 +1,5 @@
 """Decode attention on a GPU: CUDA C++ where it can be compiled and is faster, else Triton. Latents
-(MLA) have a kernel of their own, in Triton.
+(MLA) have kernels of their own.
 
 Both paths take the same arguments and the same workspace, and their results are equal up to
 rounding. When the CUDA path would be faster and cannot be taken, a warning says why, once for each
@@ -18,7 +18,7 @@ from torch import Tensor
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.chips import Target
 from oscar_kernels.decode_attention import cuda as cuda_launcher
-from oscar_kernels.decode_attention import latent
+from oscar_kernels.decode_attention import latent, latent_cuda
 from oscar_kernels.decode_attention import launcher as triton_launcher
 from oscar_kernels.decode_attention.variant import misfit, variant
 from oscar_kernels.nvrtc import Build
@@ -37,8 +37,10 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
     Args:
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
     """
-    if cache.latent or _too_wide(cache):
-        return in_triton(cache)(query, cache, batch, **options)
+    if cache.latent:
+        return _over_latents(query, cache, batch, **options)
+    if _too_wide(cache):
+        return triton_launcher.decode_attention(query, cache, batch, **options)
     drafts, learned_sinks = options.get("drafts"), options.get("sink_logits") is not None
     reason = cuda_launcher.unsupported(query, cache, batch, drafts) or cuda_launcher.unbuildable(
         query, cache, batch, options.get("logit_cap", 0.0), drafts, learned_sinks=learned_sinks
@@ -47,6 +49,17 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
         return cuda_launcher.decode_attention(query, cache, batch, checked=True, **options)
     _tell(reason)
     return triton_launcher.decode_attention(query, cache, batch, **options)
+
+
+def _over_latents(query: Tensor, cache: LayerCache, batch: BatchView, **options: Any) -> Tensor:
+    if options.get("drafts") is None and options.get("sink_logits") is None:
+        cap = options.get("logit_cap", 0.0)
+        if latent_cuda.unsupported(query, cache, batch, cap) is None:
+            reason = latent_cuda.unbuildable(query, cache, batch)
+            if not reason:
+                return latent_cuda.decode_attention(query, cache, batch, **options)
+            _tell(reason)
+    return latent.decode_attention(query, cache, batch, **options)
 
 
 def in_triton(cache: LayerCache) -> Callable[..., Tensor]:
@@ -70,7 +83,10 @@ def planned(
     Args:
         query, cache, batch, logit_cap, sink_logits, drafts: of the call, on any device.
     """
-    if cache.latent or _too_wide(cache) or misfit(query, cache, batch, drafts):
+    if cache.latent:
+        misfits = latent_cuda.misfit(query, cache, batch, logit_cap)
+        return None if misfits else latent_cuda.build(batch, gpu)
+    if _too_wide(cache) or misfit(query, cache, batch, drafts):
         return None
     learned_sinks = sink_logits is not None
     made = variant(query, cache, batch, logit_cap, drafts=drafts, learned_sinks=learned_sinks)
@@ -86,7 +102,8 @@ def decode_workspace_numel(
     """Workspace size in float32 elements, for decode batches up to `max_batch` requests on either
     path, with as many `drafts` each; none is as one."""
     if cache.latent:
-        return latent.decode_workspace_numel(cache, num_q_heads, max_batch)
+        both = latent.decode_workspace_numel, latent_cuda.decode_workspace_numel
+        return max(numel(cache, num_q_heads, max_batch) for numel in both)
     triton = triton_launcher.decode_workspace_numel(cache, num_q_heads, max_batch * drafts)
     if not cache.codes.is_cuda:
         return triton

@@ -82,7 +82,7 @@ def decode_attention(
         raise ValueError("drafts and learned sinks are not built for latents")
     if out is None:
         out = query.new_empty(*query.shape[:2], cache.out_dim)
-    _check(query, cache, batch, out, o_partner)
+    check(query, cache, batch, out, o_partner)
     tiles = tiles or latent_tiles(query.shape[1])
     splits, exact = _splits(tiles, cache, *query.shape[:2])
     size = query.shape[0] * query.shape[1], splits + exact, cache.out_dim
@@ -128,9 +128,10 @@ def _splits(tiles: LatentTiles, cache: LayerCache, batch: int, heads: int) -> tu
     return programs - exact, exact
 
 
-def _check(
+def check(
     query: Tensor, cache: LayerCache, batch: BatchView, out: Tensor, o_partner: Tensor | None
 ) -> None:
+    """Refuse what neither kernel for latents takes."""
     _triton.require(query.device)
     width, rotary = cache.out_dim, cache.v_spec.head_dim
     if query.dim() != 3 or query.shape[2] != width + rotary or query.stride(2) != 1:

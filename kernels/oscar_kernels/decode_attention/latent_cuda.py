@@ -1,25 +1,171 @@
-"""Stage 1 of the decode attention over latents (MLA) in CUDA C++, for rows of DeepSeek's width and
-chips with a copy engine; compiled at first use by NVRTC."""
+"""Decode attention over latents (MLA) whose stage 1 is CUDA C++: rows of 512 and 64 channels, as
+DeepSeek has them, compiled at first use by NVRTC. Stage 2 is that of the kernels in Triton."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oscar_kernels import _triton, nvrtc
 from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.chips import LOWEST, Target
+from oscar_kernels.decode_attention import launcher
+from oscar_kernels.decode_attention.latent import MOST_SPLITS, check
+from oscar_kernels.decode_attention.launcher import Workspace
 
 SOURCE = nvrtc.CudaSource(__name__.rpartition(".")[0], "latent.cu")
-HEADS, THREADS, RESIDENT, STAGES = 16, 128, 2, 4
 LOG2E = 1.4426950408889634
 TYPES = {torch.int32: "int", torch.int64: "long long"}
+LATENT, ROTARY, GROUPS = 512, 64, 4
+HEADS, TILE, THREADS = 16, 64, 128
+"""Query heads of a block, codes of a step, and threads, as in `latent.cu`."""
+STAGES, RESIDENT = 3, 2
+USUAL_TILES, BLOCK_COST = 128, 5
+"""What a split is chosen for: tiles of a request, and what beginning and ending a block costs, in
+tiles. Host code does not know how long requests are."""
+
+
+def misfit(
+    query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float = 0.0
+) -> str | None:
+    """Why this kernel has no variant for these, in one line; `None` if it has."""
+    widths = cache.out_dim, cache.v_spec.head_dim, cache.k_spec.num_groups
+    stores = {x.dtype for x in cache.stores[2:]}
+    if widths != (LATENT, ROTARY, GROUPS):
+        return f"rows of {widths[0]} and {widths[1]} channels in {widths[2]} groups"
+    if stores | {query.dtype} != {torch.bfloat16} or cache.affine.dtype != torch.float16:
+        return f"a {query.dtype} query and {cache.affine.dtype} scales"
+    if query.stride(0) % 4 or query.stride(1) % 4 or query.data_ptr() % 8:
+        return "a query that is not aligned to 8 bytes"
+    return "logits with a cap" if logit_cap else None
+
+
+def unsupported(
+    query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float = 0.0
+) -> str | None:
+    """As `misfit`, and for a device that cannot run it."""
+    if query.device.type != "cuda" or torch.version.hip is not None:
+        return f"needs an NVIDIA GPU, the query is on {query.device.type}"
+    if _triton.target(query.device).capability < LOWEST:
+        return "needs compute capability 8.0"
+    return misfit(query, cache, batch, logit_cap)
+
+
+def unbuildable(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
+    """Why it cannot be compiled and loaded, in one line; `None` once it is."""
+    return _failure(tuple(flags(batch).items()), query.device)
+
+
+@cache
+def _failure(made: tuple[tuple[str, str | int], ...], device: torch.device) -> str | None:
+    try:
+        _load(made, device)
+    except (nvrtc.CompilerMissing, nvrtc.CompilationFailed, nvrtc.DriverError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def decode_attention(
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    *,
+    sm_scale: float,
+    o_partner: Tensor | None = None,
+    workspace: Workspace | None = None,
+    out: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """As `latent.decode_attention`, which has the other options; of calls that are supported."""
+    if out is None:
+        out = query.new_empty(*query.shape[:2], cache.out_dim)
+    check(query, cache, batch, out, o_partner)
+    requests, heads = query.shape[:2]
+    shared = splits(requests, heads, _triton.multiprocessors(query.device))
+    size = requests * heads, sum(shared), LATENT
+    scratch = workspace or Workspace.allocate(launcher.numel(*size), query.device)
+    partial, sums, merged = scratch.parts(*size)
+    if not requests:
+        return out
+    kernel, early = _load(tuple(flags(batch).items()), query.device)
+    kernel.launch(
+        (-(-heads // HEADS) * sum(shared), requests),
+        arguments(query, cache, batch, (partial, sums), sm_scale, shared),
+        torch.cuda.current_stream(query.device).cuda_stream,
+        shared=shared_bytes(batch.kv_indices.element_size()),
+        early=early,
+    )
+    launcher.merge((partial, sums, merged), cache, out, None, o_partner, sum(shared))
+    return out
+
+
+def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
+    """Workspace size in float32 elements, for decode batches up to `max_batch`."""
+    sms = _triton.multiprocessors(cache.codes.device)
+    return max(
+        launcher.numel(b * num_q_heads, sum(splits(b, num_q_heads, sms)), cache.out_dim)
+        for b in range(1, max_batch + 1)
+    )
+
+
+@cache
+def splits(requests: int, heads: int, sms: int) -> tuple[int, int]:
+    """Blocks that share the codes of a request and a block of heads, and those that share its
+    windows: those that end first where requests are as long as is usual."""
+    blocks, places = max(1, requests) * -(-heads // HEADS), RESIDENT * sms
+
+    def cost(number: int) -> float:
+        return -(-blocks * number // places) * (USUAL_TILES / (number - 1) + BLOCK_COST)
+
+    number = min(range(2, max(2, min(MOST_SPLITS, places)) + 1), key=cost)
+    exact = min(max(1, number // 12), 5)
+    return number - exact, exact
+
+
+def flags(batch: BatchView, stages: int = STAGES, resident: int = RESIDENT) -> dict[str, str | int]:
+    """What is compiled in."""
+    return {
+        "SLOT_T": TYPES[batch.kv_indices.dtype],
+        "INDPTR_T": TYPES[batch.kv_indptr.dtype],
+        "ROW_T": TYPES[batch.rows.dtype],
+        "STAGES": stages,
+        "RESIDENT": resident,
+    }
+
+
+def shared_bytes(slot: int, stages: int = STAGES) -> int:
+    """Of a block: tiles, weights, what warps agree on, barriers, digits of the query and what warps
+    say of it, and slots of so many bytes."""
+    tiles, weights, digits = stages * TILE * 272, 2 * GROUPS * TILE * 48, 16 * LATENT
+    agreed = 4 * HEADS * 4 + (stages + 1) // 2 * 16
+    return tiles + weights + agreed + digits + 3 * 4 * HEADS * 4 + stages * TILE * slot
+
+
+def build(batch: BatchView, target: Target) -> nvrtc.Build:
+    """How it is compiled for a GPU."""
+    return nvrtc.Build.of(SOURCE, flags(batch), target.arch, target.driver)
+
+
+@cache
+def _load(
+    made: tuple[tuple[str, str | int], ...], device: torch.device
+) -> tuple[nvrtc.Kernel, bool]:
+    """The kernel, and whether it may be launched before the one in front has ended."""
+    target = _triton.target(device)
+    code = nvrtc.Build.of(SOURCE, dict(made), target.arch, target.driver).code()
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()
+        (kernel,) = nvrtc.load(code, {"oscar_latent_stage1": THREADS})
+        kernel.allow_shared(shared_bytes(8))
+    return kernel, target.capability >= (9, 0)
 
 
 class Params(ctypes.Structure):
-    """As in `latent.cu`."""
+    """`Params` of latent.cu."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
@@ -34,35 +180,19 @@ class Params(ctypes.Structure):
     )  # fmt: skip
 
 
-def flags(
-    cache: LayerCache, batch: BatchView, stages: int = STAGES, resident: int = RESIDENT
-) -> dict[str, str | int]:
-    """What is compiled in."""
-    return {
-        "SLOT_T": TYPES[batch.kv_indices.dtype],
-        "INDPTR_T": TYPES[batch.kv_indptr.dtype],
-        "ROW_T": TYPES[batch.rows.dtype],
-        "STAGES": stages,
-        "RESIDENT": resident,
-    }
-
-
-def shared_bytes(stages: int = STAGES, slot: int = 4) -> int:
-    """Of a block: tiles, weights, what warps agree on, barriers, digits of the query, slots."""
-    tiles, weights, digits = stages * 64 * 272, 2 * 4 * 64 * 48, 4 * 4 * 32 * 16
-    agreed = 4 * HEADS * 4 + (stages + 1) // 2 * 16
-    return tiles + weights + agreed + digits + 4 * HEADS * 4 * 3 + stages * 64 * slot
-
-
 def arguments(
-    query: Tensor, cache: LayerCache, batch: BatchView, scratch: tuple[Tensor, Tensor],
-    sm_scale: float, splits: tuple[int, int],
-) -> Params:  # fmt: skip
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    scratch: tuple[Tensor, Tensor],
+    sm_scale: float,
+    shared: tuple[int, int],
+) -> Params:
     """What a launch is given.
 
     Args:
         scratch: partial outputs and their lse, of the windows' splits first.
-        splits: of codes, and of windows.
+        shared: as of `splits`.
     """
     tensors = (
         query, cache.codes, cache.affine, cache.sink_k, cache.sink_v, cache.ring_k, cache.ring_v,
@@ -71,16 +201,5 @@ def arguments(
     heads = query.shape[1]
     return Params(
         *(x.data_ptr() for x in tensors), *query.stride()[:2], sm_scale * LOG2E, heads,
-        -(-heads // HEADS), *splits, cache.sink, cache.recent, max(1, cache.ring_rows),
+        -(-heads // HEADS), *shared, cache.sink, cache.recent, max(1, cache.ring_rows),
     )  # fmt: skip
-
-
-@cache
-def loaded(device: torch.device, made: tuple[tuple[str, str | int], ...], shared: int) -> nvrtc.Kernel:
-    target = _triton.target(device)
-    code = nvrtc.Build.of(SOURCE, dict(made), target.arch, target.driver).code()
-    with torch.cuda.device(device):
-        torch.cuda.current_stream()
-        (kernel,) = nvrtc.load(code, {"oscar_latent_stage1": THREADS})
-        kernel.allow_shared(shared)
-    return kernel

@@ -267,7 +267,7 @@ def merge(
     tokens, heads, head_dim = out.shape
     target = out if o_partner is None else merged.view(tokens, heads, head_dim)
     sink = sums if sink_logits is None else sink_logits
-    step, block, warps = tuning.merge_tiles(splits)
+    step, block, warps = tuning.merge_tiles(splits, head_dim)
     dependent = _triton.dependent_launch(out.device)
     chained = {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
     _merge_stage2_kernel[(-(-head_dim // block), heads, tokens)](
