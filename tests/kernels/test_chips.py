@@ -48,18 +48,18 @@ def test_decode_compiles_with_enough_registers(
 
 
 @ALL
-@pytest.mark.parametrize("slots", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("each", latent_cuda.COSTS)
 def test_decode_over_latents_compiles_and_has_room(
-    capability: chips.Capability, slots: torch.dtype, compiler: Path, tmp_path: Path
+    capability: chips.Capability, each: int, compiler: Path, tmp_path: Path
 ) -> None:
-    lists = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=slots)
+    lists = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     batch = BatchView(*lists, lists[0][:1], WindowState(*(lists[0],) * 3))
     chip = chips.CHIPS[capability]
-    build = latent_cuda.build(batch, chips.Target(capability, chip.shared_bytes, 1))
+    build = latent_cuda.build(batch, each, chips.Target(capability, chip.shared_bytes, 1))
     registers, stack = resources(build, "oscar_latent_stage1", tmp_path)
     assert registers <= 65536 // (latent_cuda.THREADS * latent_cuda.RESIDENT)
     assert stack == 0
-    assert latent_cuda.shared_bytes(slots.itemsize) <= chip.shared_bytes
+    assert latent_cuda.shared_bytes(8, each) <= chip.shared_bytes
 
 
 @pytest.mark.parametrize(("named", "arch", "shared"), [

@@ -33,6 +33,7 @@ def errors(
     filling: Filling,
     query: Tensor,
     splits: tuple[int, int],
+    each: int,
     built: tuple[int, int] = (latent_cuda.STAGES, latent_cuda.RESIDENT),
     *,
     eager: bool = False,
@@ -41,16 +42,16 @@ def errors(
     are all that may be read, splits without tokens leave their outputs, and scratch is NaN."""
     cache, batch = filling.cache, filling.batch
     requests, heads = query.shape[:2]
-    library = emulator.library(latent_cuda.flags(batch, *built))
+    library = emulator.library(latent_cuda.flags(batch, each, *built))
     partial = torch.full((requests, heads, sum(splits), 512), math.nan)
     lse = torch.full((requests, heads, sum(splits)), math.nan)
-    given = latent_cuda.arguments(query, cache, batch, (partial, lse), 0.2, splits)
+    given = latent_cuda.arguments(query, cache, batch, (partial, lse), 0.2, splits, each)
     library.forget()
     lists = (batch.kv_indptr, batch.kv_indices, batch.rows, *batch.windows.tensors)
     for x in (query, *cache.stores, *lists):
         library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes))
-    message, columns = ctypes.create_string_buffer(201), -(-heads // 16) * sum(splits)
-    shared = latent_cuda.shared_bytes(batch.kv_indices.element_size(), built[0])
+    message, columns = ctypes.create_string_buffer(201), -(-heads // each) * sum(splits)
+    shared = latent_cuda.shared_bytes(batch.kv_indices.element_size(), each, built[0])
     good = library.emulate(ctypes.byref(given), columns, requests, shared, eager, heads, message)
     assert good, message.value.decode()
     assert not lse.isnan().any()
@@ -63,8 +64,13 @@ def errors(
 
 
 @pytest.mark.parametrize(
-    ("heads", "splits", "windows"),
-    [(16, (2, 1), (4, 8, 2, None)), (20, (1, 2), (4, 40, None, 60)), (5, (3, 1), (0, 0, 0, None))],
+    ("heads", "each", "splits", "windows"),
+    [
+        (16, 16, (2, 1), (4, 8, 2, None)),
+        (20, 16, (1, 2), (4, 40, None, 60)),
+        (20, 24, (2, 2), (4, 40, None, 60)),
+        (5, 8, (3, 1), (0, 0, 0, None)),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
@@ -72,6 +78,7 @@ def errors(
 def test_outputs(
     emulator: Emulator,
     heads: int,
+    each: int,
     splits: tuple[int, int],
     windows: tuple[int, int, int | None, int | None],
     scale: float,
@@ -87,7 +94,7 @@ def test_outputs(
     for values in (filling.cache.affine, filling.cache.sink_k, filling.cache.ring_k):
         values[:] *= scale
     query = (torch.randn(4, heads, 576) / max(1.0, scale)).bfloat16()
-    for error, usual in errors(emulator, filling, query, splits, built, eager=scale == 1):
+    for error, usual in errors(emulator, filling, query, splits, each, built, eager=scale == 1):
         assert error < max(0.004, 2 * usual)
 
 
@@ -103,5 +110,7 @@ def test_logits_that_climb_from_tile_to_tile(emulator: Emulator, slots: torch.dt
     rotary = filling.cache.codes.view(torch.bfloat16)[batch.kv_indices.long(), 0, 64:]
     filling.cache.codes.view(torch.bfloat16)[batch.kv_indices.long(), 0, 64:] = rotary + climbing
     query = torch.cat([torch.randn(1, 16, 512), torch.ones(1, 16, 64)], -1).bfloat16()
-    ((error, usual),) = errors(emulator, dataclasses.replace(filling, batch=batch), query, (1, 1))
+    ((error, usual),) = errors(
+        emulator, dataclasses.replace(filling, batch=batch), query, (1, 1), 16
+    )
     assert error < max(0.004, 2 * usual)

@@ -85,7 +85,7 @@ def planned(
     """
     if cache.latent:
         misfits = latent_cuda.misfit(query, cache, batch, logit_cap)
-        return None if misfits else latent_cuda.build(batch, gpu)
+        return None if misfits else latent_cuda.build(batch, query.shape[1], gpu)
     if _too_wide(cache) or misfit(query, cache, batch, drafts):
         return None
     learned_sinks = sink_logits is not None

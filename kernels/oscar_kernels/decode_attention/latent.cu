@@ -1,6 +1,6 @@
 // Decode attention over 2-bit latents (MLA), stage 1 in CUDA C++.
 //
-// A block has 16 query heads and one split of a request, of its codes or of its windows; its four warps share tiles of
+// A block has HEADS query heads and one split of a request, of its codes or of its windows; its four warps share tiles of
 // 64 tokens of codes. For the logits a warp takes 16 tokens, all channels and one int8 digit of the query: an AND leaves
 // four codes in the bytes of an operand, times 4^r for quarter r of the channels, which is also its group. For the sums
 // a warp takes all tokens and the 128 channels of 32 bytes: a field left in place in a 16-bit lane is the float16
@@ -10,16 +10,17 @@
 // product in tf32 of a token's scales and offsets with numbers of the head.
 //
 // Compiled by NVRTC, or by g++ for the emulator. -D: SLOT_T INDPTR_T ROW_T integer types, STAGES, RESIDENT
-// blocks of a multiprocessor; with more than two the digits stay in shared memory, for want of registers.
+// blocks of a multiprocessor, TILES of eight query heads. With more than two of either the digits stay in shared memory,
+// for want of registers.
 #include "machine.cuh"
 
-constexpr int D = 512, ROPE = 64, GROUPS = 4, TILE = 64, WARPS = 4, THREADS = 32 * WARPS, HEADS = 16;
+constexpr int D = 512, ROPE = 64, GROUPS = 4, TILE = 64, WARPS = 4, THREADS = 32 * WARPS, HEADS = 8 * TILES;
 constexpr int ROW = D / 4 + 2 * ROPE, AFFINE = 4 * GROUPS, PITCH = ROW + AFFINE;  // bytes of a token
-constexpr int STAGE = TILE * PITCH, WEIGHT_ROW = 48, WEIGHTS = GROUPS * TILE * WEIGHT_ROW;
+constexpr int STAGE = TILE * PITCH, WEIGHT_ROW = TILES == 1 ? 16 : 48, WEIGHTS = GROUPS * TILE * WEIGHT_ROW;
 constexpr int TOPS_AT = STAGES * STAGE + 2 * WEIGHTS, FULL_AT = TOPS_AT + WARPS * HEADS * 4,
-              DIGITS_AT = FULL_AT + (STAGES + 1) / 2 * 16, DIGITS = GROUPS * 4 * 32 * 16,
+              DIGITS_AT = FULL_AT + (STAGES + 1) / 2 * 16, DIGITS = TILES * GROUPS * 4 * 32 * 8,
               SLOTS_AT = DIGITS_AT + DIGITS + WARPS * HEADS * 4 * 3;  // and what warps say of the query
-constexpr bool IN_SHARED = RESIDENT > 2;
+constexpr bool IN_SHARED = RESIDENT > 2 || TILES > 2;
 // Exact rows: tiles of 16, spread over all banks.
 constexpr int EXACT_TILE = 16, EXACT_ROW = 2 * (D + ROPE), EXACT_PITCH = EXACT_ROW + 16;
 constexpr int EXACT_STAGE = EXACT_TILE * EXACT_PITCH, PARTS_AT = TOPS_AT - 2 * WARPS * HEADS * EXACT_TILE * 4,
@@ -52,16 +53,17 @@ DEV float over_lanes(float x, bool largest, int from, int to) {
   return x;
 }
 
-// The query of 16 heads as operands: column g of the first and of the second n-tile is head g and 8 + g. Every warp rounds
-// one group of channels, which the others get through shared memory.
+// The query as operands: column g of n-tile n is head 8 * n + g. Every warp rounds one group of channels, which the others
+// get through shared memory.
 struct Query {
-  u32 digits[IN_SHARED ? 1 : GROUPS][4][4], rotary[2][4][2];  // [r][c][2 * n + half]
-  float factor[2][2], affine[2][2];                           // of columns 2t and 2t + 1; [n][lost or sum] of column g
-  uint2 x[2][4][2];
+  u32 digits[IN_SHARED ? 1 : GROUPS][4][TILES][2], rotary[TILES][4][2];  // [r][c][n][half]
+  float factor[TILES][2], affine[TILES][2];  // of columns 2t and 2t + 1; [n][lost or sum] of column g
+  uint2 x[TILES][4][2];
+  DEV static int digits_at(int n, int r, int c, int lane) { return (((n * GROUPS + r) * 4 + c) * 32 + lane) * 8; }
   // A column without a head has the last one's numbers.
   DEV Query(const Params& p, long long token, int head, int warp, int lane) {
     const int g = lane / 4, t = lane % 4;
-    UNROLL for (int n = 0; n < 2; n++) {
+    UNROLL for (int n = 0; n < TILES; n++) {
       const u8* row = p.query + 2 * (token + min(head + 8 * n + g, p.heads - 1) * p.query_head);
       const uint2* latent = (const uint2*)(row + 2 * (128 * warp + 4 * t));
       const u32* key = (const u32*)(row + 2 * (D + 2 * t));
@@ -75,7 +77,7 @@ struct Query {
     const int g = lane / 4, t = lane % 4;
     float* largest = (float*)(memory + DIGITS_AT) + DIGITS / 4;  // [warp][head]
     float* sum_and_lost = largest + WARPS * HEADS;               // [head][group][2]
-    UNROLL for (int n = 0; n < 2; n++) {
+    UNROLL for (int n = 0; n < TILES; n++) {
       float most = 1e-30f;
       UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
         most = fmaxf(most, fmaxf(fabsf(low_bf16(x[n][c][h].x)), fabsf(high_bf16(x[n][c][h].x))));
@@ -90,7 +92,7 @@ struct Query {
       UNROLL for (int i = 1; i < WARPS; i++) most = fmaxf(most, largest[i * HEADS + of]);
       return most * (1.f / 127.f);
     };
-    UNROLL for (int n = 0; n < 2; n++) {
+    UNROLL for (int n = 0; n < TILES; n++) {
       const float unit = step(8 * n + g), inverse = 1.f / unit;
       float sum = 0.f, rounded = 0.f;
       UNROLL for (int c = 0; c < 4; c++) UNROLL for (int h = 0; h < 2; h++) {
@@ -103,7 +105,7 @@ struct Query {
           rounded += shifted - bits(BIG);
           sum += y[i];
         }
-        ((u32*)(memory + DIGITS_AT))[((4 * warp + c) * 32 + lane) * 4 + 2 * n + h] = word;
+        ((u32*)(memory + DIGITS_AT))[digits_at(n, warp, c, lane) / 4 + h] = word;
       }
       sum = over_lanes(sum, false, 1, 4);
       rounded = over_lanes(rounded, false, 1, 4);
@@ -111,14 +113,14 @@ struct Query {
         *(float2*)&sum_and_lost[((8 * n + g) * GROUPS + warp) * 2] = make_float2(sum, (sum - rounded * unit) * MIDDLE);
     }
     __syncthreads();
-    UNROLL for (int n = 0; n < 2; n++) {
+    UNROLL for (int n = 0; n < TILES; n++) {
       UNROLL for (int j = 0; j < 2; j++) factor[n][j] = step(8 * n + 2 * t + j);
       const float2 both = *(const float2*)&sum_and_lost[((8 * n + g) * GROUPS + t) * 2];
       affine[n][0] = rounded_tf32(both.y), affine[n][1] = rounded_tf32(both.x);
     }
     if (!IN_SHARED)
-      UNROLL for (int r = 0; r < GROUPS; r++) UNROLL for (int c = 0; c < 4; c++)
-          shared_load<4>(digits[IN_SHARED ? 0 : r][c], shared_address(memory) + DIGITS_AT + ((4 * r + c) * 32 + lane) * 16);
+      UNROLL for (int r = 0; r < GROUPS; r++) UNROLL for (int c = 0; c < 4; c++) UNROLL for (int n = 0; n < TILES; n++)
+          shared_load<2>(digits[IN_SHARED ? 0 : r][c][n], shared_address(memory) + DIGITS_AT + digits_at(n, r, c, lane));
   }
 };
 
@@ -185,6 +187,16 @@ struct Loader {
   }
 };
 
+// Weights of 16 tokens as operands.
+DEV void weights_of(u32 (&by)[3][2], u32 at) {
+  if constexpr (TILES > 1) {
+    u32 w[4];
+    ldmatrix4_trans(w, at);
+    by[0][0] = w[0], by[0][1] = w[1], by[1][0] = w[2], by[1][1] = w[3];
+  }
+  if constexpr (TILES % 2) ldmatrix2_trans(by[TILES - 1][0], by[TILES - 1][1], at + 16 * (TILES - 1));
+}
+
 DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long token, int head, long long where) {
   const u32 base = shared_address(memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -204,9 +216,10 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
   q.round(memory, warp, lane);
 
   const float none = -bits(0x7F800000u);
-  float m[2][2] = {{none, none}, {none, none}};  // the highest logit, less HEADROOM
-  float all[2][4] = {};  // of columns 2t and 2t + 1: rows 0 to 3 weights times offsets of a group, the others weights
-  float sums[2][GROUPS][2][4] = {};              // [odd channel][group][n]: channels g and g + 8 of 16-bit lanes
+  float m[TILES][2];  // the highest logit, less HEADROOM
+  UNROLL for (int n = 0; n < TILES; n++) m[n][0] = m[n][1] = none;
+  float all[TILES][4] = {};  // of columns 2t and 2t + 1: rows 0 to 3 weights times offsets of a group, the others weights
+  float sums[2][GROUPS][TILES][4] = {};  // [odd channel][group][n]: channels g and g + 8 of 16-bit lanes
   // Bytes of a stage that this lane addresses for logits, and for sums; of weights that it reads, writes.
   const u32 of_logits = (16 * warp + (lane & 15)) * PITCH + lane / 16 * 16,
             of_sums = ((lane & 7) + lane / 16 * 8) * PITCH + (2 * warp + (lane / 8 & 1)) * 16,
@@ -218,11 +231,11 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
     u32 slots[5];
     loader.find(slots, tile + STAGES - 1);
 
-    float x[2][4] = {};
+    float x[TILES][4] = {};
     UNROLL for (int c = 0; c < 4; c++) {
       u32 w[4];
       ldmatrix4(w, stage + of_logits + D / 4 + 32 * c);
-      UNROLL for (int n = 0; n < 2; n++)
+      UNROLL for (int n = 0; n < TILES; n++)
           mma_bf16(x[n], w[0], w[1], w[2], w[3], q.rotary[n][c][0], q.rotary[n][c][1]);
     }
     u32 words[2][GROUPS], mine[2];  // of tokens g and g + 8
@@ -231,26 +244,26 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
       shared_load<4>(words[o], at);
       shared_load<1>(&mine[o], at + 4 * t);
     }
-    UNROLL for (int n = 0; n < 2; n++)
+    UNROLL for (int n = 0; n < TILES; n++)
         mma_tf32(x[n], low_f16(mine[0]), low_f16(mine[1]), high_f16(mine[0]), high_f16(mine[1]), q.affine[n][0],
                  q.affine[n][1]);
-    int products[GROUPS][2][4];
+    int products[GROUPS][TILES][4];
     const int first[2] = {(int)BIG, (int)BIG};
     UNROLL for (int c = 0; c < 4; c++) {
       u32 w[4];
       ldmatrix4(w, stage + of_logits + 32 * c);
       UNROLL for (int r = 0; r < GROUPS; r++) {
         const u32 field = 0x03030303u << 2 * r, a[4] = {w[0] & field, w[1] & field, w[2] & field, w[3] & field};
-        u32 b[4];
-        if (IN_SHARED)
-          shared_load<4>(b, base + DIGITS_AT + ((4 * r + c) * 32 + lane) * 16);
-        else
-          UNROLL for (int i = 0; i < 4; i++) b[i] = q.digits[IN_SHARED ? 0 : r][c][i];
-        UNROLL for (int n = 0; n < 2; n++) {
-          if (c == 0)
-            mma_u8_first(products[r][n], first, a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]);
+        UNROLL for (int n = 0; n < TILES; n++) {
+          u32 b[2];
+          if (IN_SHARED)
+            shared_load<2>(b, base + DIGITS_AT + Query::digits_at(n, r, c, lane));
           else
-            mma_u8(products[r][n], a[0], a[1], a[2], a[3], b[2 * n], b[2 * n + 1]);
+            b[0] = q.digits[IN_SHARED ? 0 : r][c][n][0], b[1] = q.digits[IN_SHARED ? 0 : r][c][n][1];
+          if (c == 0)
+            mma_u8_first(products[r][n], first, a[0], a[1], a[2], a[3], b[0], b[1]);
+          else
+            mma_u8(products[r][n], a[0], a[1], a[2], a[3], b[0], b[1]);
         }
       }
     }
@@ -261,7 +274,7 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
         scales[o][r] = low_f16(words[o][r]) * (1.f / (1 << 2 * r));
         without = fmaf(scales[o][r], -bits(BIG), without);
       }
-      UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+      UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int j = 0; j < 2; j++) {
         float y = without;
         UNROLL for (int r = 0; r < GROUPS; r++) y = fmaf(scales[o][r], bits((u32)products[r][n][2 * o + j]), y);
         x[n][2 * o + j] = fmaf(q.factor[n][j], y, x[n][2 * o + j]);
@@ -269,10 +282,10 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
     }
     if (tile == tiles - 1) {
       const int left = part.hi - part.lo - tile * TILE - 16 * warp - g;  // tokens from this lane's first one on
-      UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < 4; i++)
+      UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int i = 0; i < 4; i++)
           x[n][i] = i / 2 * 8 < left ? x[n][i] : none;
     }
-    u32 y[2][2];  // weights of token g + 8 * o and two heads: [n][o]
+    u32 y[TILES][2];  // weights of token g + 8 * o and two heads: [n][o]
     auto weigh = [&] {  // whether one is too large, itself or with a scale
       u32 large[2];
       UNROLL for (int o = 0; o < 2; o++) {
@@ -281,13 +294,15 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
           scale[r] = prmt(words[o][r], 0, 0x1010);
           most = max_f16(most, scale[r]);
         }
-        UNROLL for (int n = 0; n < 2; n++) {
+        UNROLL for (int n = 0; n < TILES; n++) {
           y[n][o] = pack_f16(ex2(fmaf(x[n][2 * o], p.factor, -m[n][0])), ex2(fmaf(x[n][2 * o + 1], p.factor, -m[n][1])));
           UNROLL for (int r = 0; r < GROUPS; r++)
               *(u32*)(memory + (weights - base) + of_own + (r * TILE + 8 * o) * WEIGHT_ROW + 16 * n) =
                   multiply_f16(y[n][o], scale[r]);
         }
-        large[o] = multiply_f16(max_f16(y[0][o], y[1][o]), most);
+        large[o] = y[0][o];
+        UNROLL for (int n = 1; n < TILES; n++) large[o] = max_f16(large[o], y[n][o]);
+        large[o] = multiply_f16(large[o], most);
       }
       const u32 both = max_f16(large[0], large[1]);
       return max(both & 0xFFFF, both >> 16) > MOST;
@@ -300,13 +315,13 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
         UNROLL for (int r = 0; r < GROUPS; r++) largest = fmaxf(largest, low_f16(words[o][r]));
         bound[o] = fmaxf((float)__float_as_uint(largest) * (1.f / 8388608.f) - 127.f, 0.f);
       }
-      UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+      UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int j = 0; j < 2; j++) {
         const float most = fmaxf(fmaf(x[n][j], p.factor, bound[0]), fmaf(x[n][j + 2], p.factor, bound[1]));
         const float top = over_lanes(most, true, 4, 32);
         if (g == 0) tops[warp * HEADS + 8 * n + 2 * t + j] = top;
       }
       __syncthreads();
-      UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+      UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int j = 0; j < 2; j++) {
         float top = m[n][j];
         UNROLL for (int i = 0; i < WARPS; i++) top = fmaxf(top, tops[i * HEADS + 8 * n + 2 * t + j] - HEADROOM);
         const float fade = ex2(m[n][j] - top);
@@ -325,18 +340,18 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
       UNROLL for (int i = 0; i < 2; i++) shared_load<1>(&word[i], stage + of_offsets + (8 * o + i) * PITCH);
       offsets[o] = g < GROUPS ? prmt(word[0], word[1], 0x7632) : 0x3C003C00u;
     }
-    UNROLL for (int n = 0; n < 2; n++)
+    UNROLL for (int n = 0; n < TILES; n++)
         mma_f16(all[n], offsets[0], 0, offsets[1], 0, transpose(y[n][0]), transpose(y[n][1]));
     UNROLL for (int k = 0; k < TILE; k += 16) {
       u32 w[4];
       ldmatrix4_trans(w, stage + of_sums + k * PITCH);
       UNROLL for (int r = 0; r < GROUPS; r++) {
-        u32 by[4];
-        ldmatrix4_trans(by, weights + of_weights + (r * TILE + k) * WEIGHT_ROW);
+        u32 by[3][2];
+        weights_of(by, weights + of_weights + (r * TILE + k) * WEIGHT_ROW);
         const u32 field = 0x00030003u << 2 * r;
-        UNROLL for (int e = 0; e < 2; e++) UNROLL for (int n = 0; n < 2; n++)
+        UNROLL for (int e = 0; e < 2; e++) UNROLL for (int n = 0; n < TILES; n++)
             mma_f16(sums[e][r][n], w[0] >> 8 * e & field, w[1] >> 8 * e & field, w[2] >> 8 * e & field,
-                    w[3] >> 8 * e & field, by[2 * n], by[2 * n + 1]);
+                    w[3] >> 8 * e & field, by[n][0], by[n][1]);
       }
     }
   }
@@ -344,10 +359,10 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
   __syncthreads();  // all have read their tiles, whose memory takes what warps add up
   float* shared = (float*)memory;
   if (g <= GROUPS)
-    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++)
+    UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int j = 0; j < 2; j++)
         shared[(warp * HEADS + 8 * n + 2 * t + j) * (GROUPS + 1) + g] = all[n][j];
   __syncthreads();
-  UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+  UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int j = 0; j < 2; j++) {
     const int of = 8 * n + 2 * t + j;
     if (head + of >= p.heads) continue;
     const long long to = where + (long long)of * (p.exact_splits + p.splits);
@@ -386,37 +401,38 @@ DEV void attend_windows(const Params& p, const Part& part, u8* memory, long long
     arrive_copies(base + FULL_AT + 8 * (tile % EXACT_STAGES));
   };
   UNROLL_1 for (int i = 0; i < min(COPIED, tiles); i++) copy(i);
-  u32 q[STEPS][2][2];
-  UNROLL for (int n = 0; n < 2; n++) UNROLL for (int c = 0; c < STEPS; c++) UNROLL for (int h = 0; h < 2; h++) {
+  u32 q[STEPS][TILES][2];
+  UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int c = 0; c < STEPS; c++) UNROLL for (int h = 0; h < 2; h++) {
     q[c][n][h] = 0;
     if (head + 8 * n + g < p.heads)
       q[c][n][h] = __ldg((const u32*)(p.query + 2 * (token + (head + 8 * n + g) * p.query_head +
                                                     16 * (STEPS * warp + c) + 8 * h + 2 * t)));
   }
   const float none = -bits(0x7F800000u);
-  float m[2][2] = {{none, none}, {none, none}}, l[2][2] = {}, sums[8][2][4] = {};
+  float m[TILES][2], l[TILES][2] = {}, sums[8][TILES][4] = {};
+  UNROLL for (int n = 0; n < TILES; n++) m[n][0] = m[n][1] = none;
   const u32 of_logits = (lane & 15) * EXACT_PITCH + (2 * STEPS * warp + lane / 16) * 16,
             of_sums = ((lane & 7) + lane / 16 * 8) * EXACT_PITCH + (16 * warp + (lane / 8 & 1)) * 16;
   UNROLL_1 for (int tile = 0; tile < tiles; tile++) {
     const u32 stage = base + tile % EXACT_STAGES * EXACT_STAGE;
     wait_phase(base + FULL_AT + 8 * (tile % EXACT_STAGES), tile / EXACT_STAGES & 1);
-    float x[2][4] = {};
+    float x[TILES][4] = {};
     UNROLL for (int c = 0; c < STEPS; c++) {
       u32 w[4];
       ldmatrix4(w, stage + of_logits + 32 * c);
-      UNROLL for (int n = 0; n < 2; n++) mma_bf16(x[n], w[0], w[1], w[2], w[3], q[c][n][0], q[c][n][1]);
+      UNROLL for (int n = 0; n < TILES; n++) mma_bf16(x[n], w[0], w[1], w[2], w[3], q[c][n][0], q[c][n][1]);
     }
-    float4* parts = (float4*)(memory + PARTS_AT) + tile % 2 * WARPS * 64;
-    UNROLL for (int n = 0; n < 2; n++) parts[64 * warp + 32 * n + lane] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
+    float4* parts = (float4*)(memory + PARTS_AT) + tile % 2 * WARPS * TILES * 32;
+    UNROLL for (int n = 0; n < TILES; n++) parts[(TILES * warp + n) * 32 + lane] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
     __syncthreads();
     if (tile + COPIED < tiles) copy(tile + COPIED);
-    u32 by[2][2];
+    u32 by[TILES][2];
     bool risen = false;
-    float fade[2][2];
-    UNROLL for (int n = 0; n < 2; n++) {
+    float fade[TILES][2];
+    UNROLL for (int n = 0; n < TILES; n++) {
       float y[4] = {};
       UNROLL for (int i = 0; i < WARPS; i++) {
-        const float4 z = parts[64 * i + 32 * n + lane];
+        const float4 z = parts[(TILES * i + n) * 32 + lane];
         y[0] += z.x, y[1] += z.y, y[2] += z.z, y[3] += z.w;
       }
       const int left = part.hi - part.lo - tile * EXACT_TILE - g;
@@ -432,15 +448,15 @@ DEV void attend_windows(const Params& p, const Part& part, u8* memory, long long
       UNROLL for (int o = 0; o < 2; o++) by[n][o] = transpose(pack_bf16(y[2 * o], y[2 * o + 1]));
     }
     if (__any_sync(ALL, risen))
-      UNROLL for (int i = 0; i < 8; i++) UNROLL for (int n = 0; n < 2; n++) UNROLL for (int k = 0; k < 4; k++)
+      UNROLL for (int i = 0; i < 8; i++) UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int k = 0; k < 4; k++)
           sums[i][n][k] *= fade[n][k % 2];
     UNROLL for (int i = 0; i < 8; i++) {
       u32 w[4];
       ldmatrix4_trans(w, stage + of_sums + 32 * i);
-      UNROLL for (int n = 0; n < 2; n++) mma_bf16(sums[i][n], w[0], w[1], w[2], w[3], by[n][0], by[n][1]);
+      UNROLL for (int n = 0; n < TILES; n++) mma_bf16(sums[i][n], w[0], w[1], w[2], w[3], by[n][0], by[n][1]);
     }
   }
-  UNROLL for (int n = 0; n < 2; n++) UNROLL for (int j = 0; j < 2; j++) {
+  UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int j = 0; j < 2; j++) {
     const int of = 8 * n + 2 * t + j;
     const float all = over_lanes(l[n][j], false, 4, 32), one = 1.f / all;
     if (head + of >= p.heads) continue;

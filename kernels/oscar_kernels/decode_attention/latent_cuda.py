@@ -21,8 +21,10 @@ SOURCE = nvrtc.CudaSource(__name__.rpartition(".")[0], "latent.cu")
 LOG2E = 1.4426950408889634
 TYPES = {torch.int32: "int", torch.int64: "long long"}
 LATENT, ROTARY, GROUPS = 512, 64, 4
-HEADS, TILE, THREADS = 16, 64, 128
-"""Query heads of a block, codes of a step, and threads, as in `latent.cu`."""
+TILE, THREADS = 64, 128
+"""Codes of a step and threads of a block, as in `latent.cu`."""
+COSTS = {8: 0.7, 16: 1.0, 24: 1.35}
+"""Query heads that a block may have, and the time that this takes."""
 STAGES, RESIDENT = 3, 2
 USUAL_TILES, BLOCK_COST = 128, 5
 """What a split is chosen for: tiles of a request, and what beginning and ending a block costs, in
@@ -57,7 +59,8 @@ def unsupported(
 
 def unbuildable(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
     """Why it cannot be compiled and loaded, in one line; `None` once it is."""
-    return _failure(tuple(flags(batch).items()), query.device)
+    each = heads_of_a_block(query.shape[1])
+    return _failure(tuple(flags(batch, each).items()), query.device)
 
 
 @cache
@@ -85,18 +88,19 @@ def decode_attention(
         out = query.new_empty(*query.shape[:2], cache.out_dim)
     check(query, cache, batch, out, o_partner)
     requests, heads = query.shape[:2]
+    each = heads_of_a_block(heads)
     shared = splits(requests, heads, _triton.multiprocessors(query.device))
     size = requests * heads, sum(shared), LATENT
     scratch = workspace or Workspace.allocate(launcher.numel(*size), query.device)
     partial, sums, merged = scratch.parts(*size)
     if not requests:
         return out
-    kernel, early = _load(tuple(flags(batch).items()), query.device)
+    kernel, early = _load(tuple(flags(batch, each).items()), query.device)
     kernel.launch(
-        (-(-heads // HEADS) * sum(shared), requests),
-        arguments(query, cache, batch, (partial, sums), sm_scale, shared),
+        (-(-heads // each) * sum(shared), requests),
+        arguments(query, cache, batch, (partial, sums), sm_scale, shared, each),
         torch.cuda.current_stream(query.device).cuda_stream,
-        shared=shared_bytes(batch.kv_indices.element_size()),
+        shared=shared_bytes(batch.kv_indices.element_size(), each),
         early=early,
     )
     launcher.merge((partial, sums, merged), cache, out, None, o_partner, sum(shared))
@@ -112,11 +116,16 @@ def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) 
     )
 
 
+def heads_of_a_block(heads: int) -> int:
+    """How many query heads of so many a block has."""
+    return min(COSTS, key=lambda each: -(-heads // each) * COSTS[each])
+
+
 @cache
 def splits(requests: int, heads: int, sms: int) -> tuple[int, int]:
     """Blocks that share the codes of a request and a block of heads, and those that share its
     windows: those that end first where requests are as long as is usual."""
-    blocks, places = max(1, requests) * -(-heads // HEADS), RESIDENT * sms
+    blocks, places = max(1, requests) * -(-heads // heads_of_a_block(heads)), RESIDENT * sms
 
     def cost(number: int) -> float:
         return -(-blocks * number // places) * (USUAL_TILES / (number - 1) + BLOCK_COST)
@@ -126,28 +135,32 @@ def splits(requests: int, heads: int, sms: int) -> tuple[int, int]:
     return number - exact, exact
 
 
-def flags(batch: BatchView, stages: int = STAGES, resident: int = RESIDENT) -> dict[str, str | int]:
-    """What is compiled in."""
+def flags(
+    batch: BatchView, each: int, stages: int = STAGES, resident: int = RESIDENT
+) -> dict[str, str | int]:
+    """What is compiled in, for so many query heads of a block."""
     return {
         "SLOT_T": TYPES[batch.kv_indices.dtype],
         "INDPTR_T": TYPES[batch.kv_indptr.dtype],
         "ROW_T": TYPES[batch.rows.dtype],
         "STAGES": stages,
         "RESIDENT": resident,
+        "TILES": each // 8,
     }
 
 
-def shared_bytes(slot: int, stages: int = STAGES) -> int:
+def shared_bytes(slot: int, each: int, stages: int = STAGES) -> int:
     """Of a block: tiles, weights, what warps agree on, barriers, digits of the query and what warps
     say of it, and slots of so many bytes."""
-    tiles, weights, digits = stages * TILE * 272, 2 * GROUPS * TILE * 48, 16 * LATENT
-    agreed = 4 * HEADS * 4 + (stages + 1) // 2 * 16
-    return tiles + weights + agreed + digits + 3 * 4 * HEADS * 4 + stages * TILE * slot
+    tiles, weights = stages * TILE * 272, 2 * GROUPS * TILE * (16 if each == 8 else 48)
+    agreed = 4 * each * 4 + (stages + 1) // 2 * 16
+    return tiles + weights + agreed + each * LATENT + 3 * 4 * each * 4 + stages * TILE * slot
 
 
-def build(batch: BatchView, target: Target) -> nvrtc.Build:
+def build(batch: BatchView, heads: int, target: Target) -> nvrtc.Build:
     """How it is compiled for a GPU."""
-    return nvrtc.Build.of(SOURCE, flags(batch), target.arch, target.driver)
+    made = flags(batch, heads_of_a_block(heads))
+    return nvrtc.Build.of(SOURCE, made, target.arch, target.driver)
 
 
 @cache
@@ -160,7 +173,7 @@ def _load(
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         (kernel,) = nvrtc.load(code, {"oscar_latent_stage1": THREADS})
-        kernel.allow_shared(shared_bytes(8))
+        kernel.allow_shared(shared_bytes(8, 8 * int(dict(made)["TILES"])))
     return kernel, target.capability >= (9, 0)
 
 
@@ -187,12 +200,14 @@ def arguments(
     scratch: tuple[Tensor, Tensor],
     sm_scale: float,
     shared: tuple[int, int],
+    each: int,
 ) -> Params:
     """What a launch is given.
 
     Args:
         scratch: partial outputs and their lse, of the windows' splits first.
         shared: as of `splits`.
+        each: query heads of a block.
     """
     tensors = (
         query, cache.codes, cache.affine, cache.sink_k, cache.sink_v, cache.ring_k, cache.ring_v,
@@ -201,5 +216,5 @@ def arguments(
     heads = query.shape[1]
     return Params(
         *(x.data_ptr() for x in tensors), *query.stride()[:2], sm_scale * LOG2E, heads,
-        -(-heads // HEADS), *shared, cache.sink, cache.recent, max(1, cache.ring_rows),
+        -(-heads // each), *shared, cache.sink, cache.recent, max(1, cache.ring_rows),
     )  # fmt: skip
