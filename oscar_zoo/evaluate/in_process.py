@@ -28,7 +28,7 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.targets import ModelChoice
-from oscar_zoo.serving.prepared import both_sides, check_used, model_for
+from oscar_zoo.serving.artifact_model import both_sides, check_used, model_for
 from oscar_zoo.verb import shows
 
 if TYPE_CHECKING:

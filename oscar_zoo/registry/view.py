@@ -273,12 +273,12 @@ def _not_found(
 ) -> ArtifactNotFound:
     recipe = view.catalog.recipe(reference.name)
     if recipe is None:
-        names = {a.model for a in on_hub}
-        names |= {alias for entry in view.index.artifacts for alias in entry.aliases}
+        names = {a.model for a in on_hub} | {x for e in view.index.artifacts for x in e.aliases}
         close = view.catalog.close_matches(reference.name, names)
-        error = ArtifactNotFound.for_name(str(reference), close)
-        is_usual = view.hub.name in address.Sources().read
-        error.next_step = ListNames(None if is_usual else view.hub.name)
+        error, place = ArtifactNotFound.for_name(str(reference), close), view.hub.name
+        if not close and "/" not in reference.name:
+            error.advice = "to compute one: oscar-zoo pull ORG/MODEL --compute"
+        error.next_step = ListNames(None if place in address.Sources().read else place)
         return error
     elsewhere = sorted(
         f"{scheme}:{place.repo}"
