@@ -124,14 +124,14 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
     settings = settings_of(values, subject.recipe)
     alone = "--against" if names else SESSIONS if sessions else params.engine
     if alone and len(settings) > 1:
-        raise UsageError(
-            f"{alone} compares caches under one recipe, and several values are given.",
-            hint="give one of each --sink, --recent, --clip and --group-size",
-        )
+        said = f"{alone} compares caches under one recipe, and several values are given."
+        raise UsageError(said, hint="give one of each --sink, --recent, --clip and --group-size")
     check_settings(settings, subject.block, length, always=bool(alone))
     if names and subject.block.rotary_key:
         message = "--against compares caches of heads, and this model caches latents (MLA)."
         raise UsageError(message, hint="leave it out: BF16 and data-free codes are measured anyway")
+    if subject.block.rotary_key:
+        observer.note(Note("eval.bits", "bits count the 16 bits of rotary keys beside latents."))
     observer.begin(PHASES, timed=False)
     model = load_subject(params, subject.choice, observer, longest=length)
     limit = fitting(length, model.block)
