@@ -130,8 +130,6 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
     if names and subject.block.rotary_key:
         message = "--against compares caches of heads, and this model caches latents (MLA)."
         raise UsageError(message, hint="leave it out: BF16 and data-free codes are measured anyway")
-    if subject.block.rotary_key:
-        observer.note(Note("eval.bits", "bits count the 16 bits of rotary keys beside latents."))
     observer.begin(PHASES, timed=False)
     model = load_subject(params, subject.choice, observer, longest=length)
     limit = fitting(length, model.block)
@@ -166,6 +164,8 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
             what |= {"tasks": params.tasks or TASKS, "settings": several, **size}
             report = caches.evaluate(model, subject.text, **what)
     observer.begin((), timed=False)
+    if subject.block.rotary_key:
+        observer.note(Note("eval.bits", "bits count the 16 bits of rotary keys beside latents."))
     if isinstance(report, AgainstReport):
         for name, reason in report.left_out.items():
             observer.note(Note("eval.left_out", f"{name} is left out: {reason}", {"cache": name}))
