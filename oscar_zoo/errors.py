@@ -143,8 +143,7 @@ class ArtifactNotFound(NotFoundError, code="not_found.artifact"):
 
     @classmethod
     def for_model(cls, name: str) -> Self:
-        make = f"oscar-zoo pull {name} --compute"
-        return cls(f"no rotation for {name} is known.", next_step=Compute(name, make))
+        return cls(f"no rotation for {name} is known.", next_step=Compute(name))
 
 
 class ScoreNotFound(NotFoundError, code="not_found.score"):

@@ -26,12 +26,12 @@ class Pull(NextStep):
 
 
 class Compute(NextStep):
-    """Compute an artifact for the model `name` with the command line `command`."""
+    """Compute an artifact for the model `name`, by default with `pull`."""
 
     joint = "to "
 
-    def __new__(cls, name: str, command: str) -> Self:
-        return super().__new__(cls, f"compute one: {command}")
+    def __new__(cls, name: str, command: str | None = None) -> Self:
+        return super().__new__(cls, f"compute one: {command or f'oscar-zoo pull {name} --compute'}")
 
 
 class ListNames(NextStep):

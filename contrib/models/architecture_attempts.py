@@ -271,7 +271,7 @@ def sentence(message: str, hint: str | None) -> str:
     # of such a small model these figures mean nothing
     said = re.sub(r"\d+ bytes (per token and layer) in place of \d+", r"fewer bytes \1", said)
     instead = (hint or "").removesuffix(".").removeprefix("instead: ")
-    instead = re.sub(r"^(.* oscar-zoo info) \w+$", r"\1 NAME", instead)
+    instead = re.sub(r"^(.* oscar-zoo info) \S+$", r"\1 NAME", instead)
     return f"{said} Instead: {instead}." if instead else said
 
 

@@ -203,8 +203,7 @@ def possible_bits(recipe: ServingRecipe, geometry: Geometry) -> tuple[float, flo
     """Bits of an element with codes of 2 and of 4 bits everywhere, scales and offsets included."""
     layers, no_clip = len(geometry.attention_layers), Clip(k=0.0, v=0.0, algorithm="none")
     four = Widths.uniform(layers, k=4, v=4, clip=no_clip)
-    low, high = (bits_of(recipe.with_widths(widths), geometry) for widths in (None, four))
-    return low, high
+    return bits_of(recipe.with_widths(None), geometry), bits_of(recipe.with_widths(four), geometry)
 
 
 def bits_of(recipe: ServingRecipe, geometry: Geometry) -> float:
@@ -222,8 +221,9 @@ def check_wish(wish: WidthWish | None, recipe: ServingRecipe, model: ModelBlock)
         return
     low, high = possible_bits(recipe, model)
     if not low <= wish.bits <= high:
+        scales = "scales and rotary keys" if model.rotary_key else "scales"
         raise UsageError(
             f"--bits {wish.bits:g} is not possible with groups of {recipe.group_size}: codes of 2"
-            f" bits cost {low:g} with their scales, codes of 4 bits {high:g}.",
+            f" bits cost {low:g} with their {scales}, codes of 4 bits {high:g}.",
             hint=f"use 2 or 4 for all codes, a budget from {low:g} to {high:g}, or auto",
         )

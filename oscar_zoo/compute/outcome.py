@@ -41,7 +41,7 @@ class Made:
     format_version: Annotated[int | None, says("Format of the rotation files.", ge=0)]
     method: Annotated[str, says("How the rotation was made, such as oscar.")]
     bits_per_element: Annotated[
-        float | None, says("Stored bits per cached element, scales and offsets included.")
+        float | None, says("Stored bits per cached element; scales, offsets and rotary keys count.")
     ]
     digest: Digest | None
     measured: Annotated[

@@ -28,7 +28,7 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.targets import ModelChoice
-from oscar_zoo.serving.prepared import both_sides, check_used, model_for
+from oscar_zoo.serving.artifact_model import both_sides, check_used, model_for
 from oscar_zoo.verb import shows
 
 if TYPE_CHECKING:
@@ -124,10 +124,8 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
     settings = settings_of(values, subject.recipe)
     alone = "--against" if names else SESSIONS if sessions else params.engine
     if alone and len(settings) > 1:
-        raise UsageError(
-            f"{alone} compares caches under one recipe, and several values are given.",
-            hint="give one of each --sink, --recent, --clip and --group-size",
-        )
+        said = f"{alone} compares caches under one recipe, and several values are given."
+        raise UsageError(said, hint="give one of each --sink, --recent, --clip and --group-size")
     check_settings(settings, subject.block, length, always=bool(alone))
     if names and subject.block.rotary_key:
         message = "--against compares caches of heads, and this model caches latents (MLA)."
@@ -166,6 +164,8 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> Report:
             what |= {"tasks": params.tasks or TASKS, "settings": several, **size}
             report = caches.evaluate(model, subject.text, **what)
     observer.begin((), timed=False)
+    if subject.block.rotary_key:
+        observer.note(Note("eval.bits", "bits count the 16 bits of rotary keys beside latents."))
     if isinstance(report, AgainstReport):
         for name, reason in report.left_out.items():
             observer.note(Note("eval.left_out", f"{name} is left out: {reason}", {"cache": name}))

@@ -82,7 +82,7 @@ class Facts(Plain):
 class Bits:
     """What an element costs in one cache."""
 
-    bits_per_element: Annotated[float, says("Of one stored element, scales included.")]
+    bits_per_element: Annotated[float, says("Of an element, with scales and rotary keys.")]
     bits_per_element_with_windows: Annotated[float, says("Of all that one sequence occupies.")]
     bits_per_element_at: Annotated[Mapping[str, float], says("The same, by tokens of a sequence.")]
 

@@ -17,7 +17,7 @@ from oscar_zoo.evaluate.outcome import AskedServer, Cell, LengthRow, RulerReport
 from oscar_zoo.evaluate.params import Family, RulerParams, from_python, numbers
 from oscar_zoo.evaluate.shared import Phase, Progress, ticking
 from oscar_zoo.observer import SILENT, Observer
-from oscar_zoo.serving.prepared import both_sides
+from oscar_zoo.serving.artifact_model import both_sides
 from oscar_zoo.serving.records import client_of, key_for
 from oscar_zoo.verb import shows
 

@@ -32,7 +32,7 @@ from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.targets import ModelChoice
-from oscar_zoo.serving.prepared import ArtifactModel, both_sides, check_served
+from oscar_zoo.serving.artifact_model import ArtifactModel, both_sides, check_served
 from oscar_zoo.serving.records import client_of
 
 if TYPE_CHECKING:

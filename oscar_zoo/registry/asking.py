@@ -89,7 +89,7 @@ def _nobody(
     return errors.ArtifactNotFound(
         f"{name} is on none of the hubs asked: {asked}.",
         hint=f"see what they have: oscar-zoo list{options}",
-        next_step=Compute("MODEL", "oscar-zoo pull MODEL --compute"),
+        next_step=Compute("MODEL"),
     )
 
 

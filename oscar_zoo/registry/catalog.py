@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache
@@ -101,9 +102,8 @@ class Catalog:
 
     def manifests(self, model: str | None = None) -> tuple[Manifest, ...]:
         found = sorted(self._manifests.values(), key=lambda manifest: manifest.id)
-        if model is None:
-            return tuple(found)
-        return tuple(x for x in found if x.artifact_id.model.casefold() == model.casefold())
+        wanted = None if model is None else model.casefold()
+        return tuple(x for x in found if wanted in (None, x.artifact_id.model.casefold()))
 
     def aliased(self, name: str) -> tuple[ArtifactId, ...]:
         return tuple(
@@ -117,29 +117,31 @@ class Catalog:
         """Model names like `name`, best first; `more` adds names a hub knows.
 
         Names that begin with it come first, then names that contain it, names with all its words,
-        names all of whose words it has, and names with similar letters."""
-        spelled = {recipe.name.casefold(): recipe.name for recipe in self._recipes}
-        spelled |= {other.casefold(): other for other in more}
+        names all of whose words it has, and names that begin with similar letters."""
+        names = (*(recipe.name for recipe in self._recipes), *more)
+        spelled = {one.casefold(): one for one in names}
         wanted = name.rsplit("/", 1)[-1].casefold()
         return tuple(spelled[key] for key in _alike(wanted, spelled)[:3])
 
 
-_LIKE = 0.5
-"""The least share of letters in common that makes two names alike."""
+_LIKE = 0.75
+"""Of letters in common with the beginning of a name; `-7B-Instruct` is half of many names."""
 
 
 def _alike(wanted: str, names: Iterable[str]) -> list[str]:
     """Those of `names` that are like `wanted`, best first: by the share of letters in common, and
     by more the closer one is to the same text."""
+    typed = re.sub("[^a-z0-9]", "", wanted)
 
     def likeness(name: str) -> float:
-        letters = difflib.SequenceMatcher(None, wanted, name).ratio()
         asked, has = set(wanted.split("-")), set(name.split("-"))
         closer = [name.startswith(wanted), wanted in name, asked <= has, has <= asked, True]
-        return letters + (4 - closer.index(True) if wanted else 0)
+        steps = 4 - closer.index(True) if wanted else 0
+        begins = re.sub("[^a-z0-9]", "", name)[: len(typed)]
+        near = steps or difflib.SequenceMatcher(None, typed, begins).ratio() >= _LIKE
+        return near and steps + difflib.SequenceMatcher(None, wanted, name).ratio()
 
-    ranked = sorted(((likeness(name), name) for name in names), reverse=True)
-    return [name for share, name in ranked if share >= _LIKE]
+    return sorted(filter(likeness, names), key=lambda name: (likeness(name), name), reverse=True)
 
 
 def recipe_for(model: str) -> ModelRecipe | None:
@@ -147,8 +149,7 @@ def recipe_for(model: str) -> ModelRecipe | None:
 
 
 def can_be_found(model: str) -> bool:
-    """Whether a command line finds a model by its name or id: as far as the zoo knows, a hub has
-    it."""
+    """Whether a hub has the model of a name or id, as far as the zoo knows."""
     recipe = recipe_for(model)
     return model.count("/") == 1 if recipe is None else recipe.on_hub
 

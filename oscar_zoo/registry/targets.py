@@ -88,13 +88,12 @@ def choose_model(model: str | Path) -> ModelChoice:
         return choice
     if os.path.isfile(model):  # noqa: PTH113 (any text: no errors)
         return _model_in_folder(path)  # which says that it is none
-    error = errors.PathNotFound(f"no model is called {model!r}.")
+    close = Catalog.packaged().close_matches(model)
+    error = errors.PathNotFound(f"no model is called {model!r}.", suggestions=close)
     if os.path.isdir(model):  # noqa: PTH112 (any text: no errors)
         error.advise(f"did you mean the folder {path_text(path)}, which has no config.json?")
-    elif close := Catalog.packaged().close_matches(model):
-        error.suggestions = tuple(close)
-    else:
-        error.advise("give a folder, an id such as Qwen/Qwen3-8B, or a name of the zoo")
+    elif not close:
+        error.advise("give a folder, an id such as Qwen/Qwen3-8B, or a name of: oscar-zoo list")
     raise error
 
 

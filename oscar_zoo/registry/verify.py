@@ -227,6 +227,6 @@ def _model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> 
     close = Catalog.packaged().close_matches(model)
     raise errors.UsageError(
         f"no model is called {model!r}.",
-        hint=None if close else "give a folder with a config.json, or a name of the zoo",
+        hint=None if close else "give a folder with a config.json, or a name of: oscar-zoo list",
         suggestions=close,
     )

@@ -19,7 +19,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest, Sta
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, MalformedFile, SignatureError
-from oscar_zoo.next_step import ListNames
+from oscar_zoo.next_step import Compute, ListNames
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.base import INDEX_NAME, TIMESTAMP_NAME, Hub, HubFile
@@ -273,12 +273,12 @@ def _not_found(
 ) -> ArtifactNotFound:
     recipe = view.catalog.recipe(reference.name)
     if recipe is None:
-        names = {a.model for a in on_hub}
-        names |= {alias for entry in view.index.artifacts for alias in entry.aliases}
+        names = {a.model for a in on_hub} | {x for e in view.index.artifacts for x in e.aliases}
         close = view.catalog.close_matches(reference.name, names)
-        error = ArtifactNotFound.for_name(str(reference), close)
-        is_usual = view.hub.name in address.Sources().read
-        error.next_step = ListNames(None if is_usual else view.hub.name)
+        error, place = ArtifactNotFound.for_name(str(reference), close), view.hub.name
+        error.next_step = ListNames(None if place in address.Sources().read else place)
+        if not close and "/" not in reference.name:
+            error.advise(error.next_step, next_step=Compute("MODEL"))
         return error
     elsewhere = sorted(
         f"{scheme}:{place.repo}"

@@ -40,6 +40,7 @@ from oscar_zoo.registry.targets import (
     recorded_model,
     suggest_path,
 )
+from oscar_zoo.serving.artifact_model import check_served, check_used
 from oscar_zoo.serving.memory import (
     Needs,
     Weights,
@@ -51,7 +52,6 @@ from oscar_zoo.serving.memory import (
     needs_of_recipe,
 )
 from oscar_zoo.serving.params import Engine, FitGpuParams
-from oscar_zoo.serving.prepared import check_served, check_used
 from oscar_zoo.serving.sizes import given_gpu, parse_memory
 from oscar_zoo.verb import python_call
 

@@ -55,8 +55,8 @@ class ServeParams:
     Where nobody has an artifact for the model, one can be computed first: on a terminal you are
     asked, elsewhere --compute says so. It goes to your own zoo, where the next run finds it.
 
-    --drafts is speculative decoding: greedy answers stay the same, and come sooner where guesses
-    are right and few requests run at a time. Without it there are no drafts.
+    --drafts is speculative decoding: greedy answers stay the same up to near-ties, and come sooner
+    where guesses are right and few requests run at a time. Without it there are no drafts.
 
     \b
     Examples:

@@ -1,6 +1,5 @@
-"""The model that an artifact runs with, their recipe, and the devices and memory of a server for
-the two: known to go together and to fit before anything starts. No hub is asked, and neither
-weights nor sglang are loaded.
+"""The devices, memory and drafts of a server for an artifact and its model, which are known to fit
+before anything starts. No hub is asked, and neither weights nor sglang are loaded.
 
 With `--drafts` SGLang's flags for speculative decoding are chosen for a user who names none. Drafts
 come from a layer of the model where it has one, else from text that repeats itself. Flags that the
@@ -9,20 +8,16 @@ user gives win, so only those that are missing are added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from oscar_zoo.artifact import specs
-from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.names import path_text
-from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.engines.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang import refusals, sizing
 from oscar_zoo.engines.sglang.launch import preflight
-from oscar_zoo.engines.sglang.launch.preflight import ServerDemand
 from oscar_zoo.engines.sglang.launch.user_flags import (
     ALGORITHM,
     DRAFT_MODEL,
@@ -33,81 +28,20 @@ from oscar_zoo.engines.sglang.launch.user_flags import (
     needs_gpu,
 )
 from oscar_zoo.engines.sglang.refusals import BRANCHES, BREADTH
-from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags, check_heads
+from oscar_zoo.engines.sglang.sizing import SizeFlags, check_heads
 from oscar_zoo.engines.vllm.command import NGRAMS
 from oscar_zoo.errors import UnsupportedModel, UsageError
-from oscar_zoo.models import hardware, weight_files
-from oscar_zoo.models.config_file import ConfigFile, check_cache
+from oscar_zoo.models import hardware
+from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import UNTRIED, MtpLayers, kept_by_others, mtp_layers
 from oscar_zoo.models.weight_files import stored_names
 from oscar_zoo.observer import Note, Observer
-from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.artifacts import Artifact
-from oscar_zoo.registry.recipe import serving_recipe
-from oscar_zoo.registry.targets import ModelChoice, parse_model
+from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.artifact_model import ArtifactModel, check_served, model_for
 from oscar_zoo.serving.params import ServeParams
 from oscar_zoo.serving.sizes import parse_memory
-
-
-@dataclass
-class ArtifactModel:
-    """The model that an artifact runs with; the two are known to fit. The recipe is that of the
-    artifact, else of the zoo or the default for the model; a model in a folder has a `config`."""
-
-    choice: ModelChoice
-    geometry: Geometry | None
-    recipe: ServingRecipe
-    config: ConfigFile | None = None
-
-    @classmethod
-    def of(cls, artifact: Artifact, choice: ModelChoice) -> ArtifactModel:
-        """Look at the model `choice` and hold `artifact` against it; no weights are read."""
-        folder = Path(choice.source)
-        if not folder.is_dir():
-            check_served(choice)
-            known = choice.recipe.geometry if choice.recipe else None
-            return ArtifactModel.with_geometry(artifact, choice, known)
-        from oscar_zoo.models.config_file import geometry_of_folder
-
-        config = preflight.check_folder(folder, choice.model_id)
-        geometry = geometry_of_folder(folder, choice.model_id, config)
-        return replace(ArtifactModel.with_geometry(artifact, choice, geometry), config=config)
-
-    @staticmethod
-    def with_geometry(
-        artifact: Artifact, choice: ModelChoice, geometry: Geometry | None
-    ) -> ArtifactModel:
-        """The same for a model whose `geometry` was read already."""
-        k, v = artifact.verified.k, artifact.verified.v
-        if geometry is not None and k is not None and v is not None:
-            k.require_geometry("k", geometry, choice.name)
-            v.require_geometry("v", geometry, choice.name)
-        if artifact.recipe is not None:
-            return ArtifactModel(choice, geometry, artifact.recipe)
-        if geometry is None:
-            raise UsageError(
-                "neither the artifact nor the zoo has a serving recipe.",
-                hint="serve an artifact with an oscar.json",
-            )
-        return ArtifactModel(choice, geometry, serving_recipe(choice.recipe, geometry))
-
-    def demand(self, device: str, gpu: int, tensor_parallel: int, flags: SizeFlags) -> ServerDemand:
-        assert self.geometry is not None, "the callers look at it"
-        weights, kind = stored_weights_of(self.choice, self.config)
-        gpus = sizing.Layout.of_flags(flags, tp=tensor_parallel).gpus
-        return ServerDemand(
-            model=self.choice.name,
-            geometry=self.geometry,
-            windows=self.recipe.windows,
-            weights=weights,
-            itemsize=None if kind is None else ITEMSIZES.get(kind, 2),
-            device=device,
-            gpu=gpu,
-            tensor_parallel=tensor_parallel,
-            flags=flags,
-            memory=sizing.gpu_memory(gpu, gpus) if device == "cuda" else None,
-        )
 
 
 @dataclass(kw_only=True)
@@ -169,7 +103,7 @@ def prepare(
     size = flags.sizes()
     with hardware.one_look():
         choice = model_for(artifact, model, observer, again=params.command_line(model="FOLDER"))
-        check_served(choice, None, device)
+        check_served(choice, None, device, printed=params.print_only and not params.device)
         fitting = ArtifactModel.of(artifact, choice)
         parallel = size.tensor_parallel
         if parallel is None:
@@ -195,7 +129,7 @@ def prepare(
         )
         geometry = fitting.geometry
         if geometry is not None:
-            _check_heads(choice.name, geometry, device, size, parallel)
+            _check_heads(choice.name, geometry, device, layout)
             _check_groups(prepared, geometry)
             if geometry.rotary_key:
                 layers = range(len(geometry.attention_layers))
@@ -211,66 +145,17 @@ def prepare(
     return prepared
 
 
-def model_for(
-    artifact: Artifact, model: ModelChoice | None, observer: Observer, *, again: str
-) -> ModelChoice:
-    known = model or artifact.asked_by
-    if known is not None:
-        return known
-    made = artifact.base_model or "a model that it does not name"
-    if "/" not in made:  # a folder, somewhere
-        raise UsageError(f"this artifact is for {made}.", hint="say where that is: --model FOLDER")
-    choice = parse_model(made, observer)
-    choice.check_can_be_had(again)
-    return choice
-
-
-def check_served(
-    choice: ModelChoice | None, revision: str | None = None, device: str | None = None
-) -> None:
-    """Refuse a model that no server takes, or none on `device` where that is known, before an
-    artifact or weights are wanted: by its `config.json` if that is on this machine, else by what
-    the zoo knows about the architecture of its name."""
-    if choice is None:
-        return
-    config = ConfigFile.kept(choice.source, revision)
-    if config is not None:
-        refusals.check_config(config, choice.model_id)
-    kind = choice.recipe.model_type if choice.recipe else getattr(config, "model_type", None)
-    known = architecture(str(kind))
-    if known is None:
-        return
-    why = known.serve_gpu.reason if config is None else None
-    if why is None and device == "cpu":
-        why = known.serve_cpu.reason
-    if why is not None:
-        where = " on a CPU" if device == "cpu" else ""
-        raise UnsupportedModel(
-            f"oscar-zoo cannot serve {choice.name} ({kind}){where}: {why}.",
-            hint=f"what works with it: oscar-zoo info {choice.name}",
-        )
-
-
-def check_used(choice: ModelChoice | None, revision: str | None = None) -> None:
-    """Refuse a model that no command takes, neither `compute` nor `eval`; as `check_served`."""
-    config = None if choice is None else ConfigFile.kept(choice.source, revision)
-    if choice is not None and config is not None:
-        check_cache(config, choice.model_id)
-
-
 def check_asked_gpus(choice: ModelChoice | None, device: str, flags: SizeFlags) -> None:
     """Refuse a number of GPUs that cannot share the heads of a model whose shape the zoo knows,
     before an artifact is fetched or computed. `prepare` does it for every model."""
     known = None if choice is None or Path(choice.source).is_dir() else choice.recipe
     if choice is not None and known is not None and flags.tensor_parallel is not None:
-        _check_heads(choice.name, known.geometry, device, flags, flags.tensor_parallel)
+        layout = sizing.Layout.of_flags(flags, tp=flags.tensor_parallel)
+        _check_heads(choice.name, known.geometry, device, layout)
 
 
-def _check_heads(
-    name: str, geometry: Geometry, device: str, flags: SizeFlags, parallel: int
-) -> None:
+def _check_heads(name: str, geometry: Geometry, device: str, layout: sizing.Layout) -> None:
     if device == "cuda":
-        layout = sizing.Layout.of_flags(flags, tp=parallel)
         check_heads(name, geometry, layout, option="-- --tp={}")
 
 
@@ -281,38 +166,6 @@ def _check_groups(prepared: Prepared, geometry: Geometry) -> None:
     given = prepared.flags.text(*option.names)
     size = prepared.recipe.group_size if given is None else option.parse(given, option.flag)
     specs.check_groups(geometry.head_dims, size, name, option=f"-- {option.flag}={{}}")
-
-
-def stored_weights_of(
-    choice: ModelChoice, config: ConfigFile | None
-) -> tuple[int | None, str | None]:
-    """Bytes of the weights of a model as they are stored, `None` where nobody knows them, and the
-    type of their numbers, `None` when they are quantized. Without the `config.json` of a folder,
-    weights are those of the zoo in 16 bits; weights on a hub are not looked at."""
-    if config is not None:
-        return weight_files.stored_weights(Path(choice.source), config)
-    parameters = choice.recipe.parameters if choice.recipe else None
-    return (None, None) if parameters is None else (2 * parameters, "bfloat16")
-
-
-def both_sides(artifact: Artifact) -> tuple[RotationSet, RotationSet]:
-    """The rotations of keys and values; raises `UsageError` when one of the two is missing."""
-    k, v = artifact.verified.k, artifact.verified.v
-    if k is None or v is None:
-        raise UsageError(
-            f"{artifact.label} has only one side; a cache needs K and V.",
-            hint="give the folder that holds both",
-        )
-    return k, v
-
-
-def model_argument(model: str) -> str:
-    """A model for another command line: a folder as a path, else its name."""
-    path = Path(model).expanduser()
-    if not path.is_dir():
-        return quote(model)
-    text = path_text(path)
-    return quote(text if text.startswith(("/", "./", "../")) else f"./{text}")
 
 
 def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
@@ -428,25 +281,20 @@ def mtp_words(flags: UserFlags, steps: int) -> tuple[tuple[str, ...], int]:
         )
     tokens = _number(told[TOKENS], steps + 1, least=2)
     steps = _number(told[STEPS], tokens - 1)
-    wanted = {
-        ALGORITHM: ALGORITHMS["mtp"],
-        STEPS: str(steps),
-        BRANCHES: "1",
-        TOKENS: str(steps + 1),
-        ATTENTION: MTP_ATTENTION,
-    }
-    return _missing(wanted, flags), steps
+    wanted = {STEPS: str(steps), BRANCHES: "1", TOKENS: str(steps + 1), ATTENTION: MTP_ATTENTION}
+    return _missing("mtp", wanted, flags), steps
 
 
 def ngram_words(flags: UserFlags, *, chain: bool) -> tuple[tuple[str, ...], int]:
     """The missing flags for drafts from text that repeats itself, and how many tokens are guessed
     in front of a step; with `chain` they must be no tree."""
     tokens = _number(flags.last(TOKENS), NGRAM_TOKENS, least=2)
-    wanted = {ALGORITHM: ALGORITHMS["ngram"], TOKENS: str(tokens)}
-    return _missing(wanted | ({BREADTH: "1"} if chain else {}), flags), tokens - 1
+    wanted = {TOKENS: str(tokens)} | ({BREADTH: "1"} if chain else {})
+    return _missing("ngram", wanted, flags), tokens - 1
 
 
-def _missing(wanted: dict[str, str], flags: UserFlags) -> tuple[str, ...]:
+def _missing(kind: Kind, wanted: dict[str, str], flags: UserFlags) -> tuple[str, ...]:
+    wanted = {ALGORITHM: ALGORITHMS[kind]} | wanted
     return tuple(f"{name}={value}" for name, value in wanted.items() if flags.last(name) is None)
 
 
@@ -468,11 +316,9 @@ def _own_layers(prepared: Prepared, config: ConfigFile | None, revision: str | N
     if names is None and recipe is not None and recipe.drafts is not None:
         return MtpLayers("known", "the zoo knows of one")
     if config is None:
-        known = recipe is not None and recipe.model_type not in UNTRIED
-        return MtpLayers(
-            "missing" if known else "unknown",
-            "the zoo knows of no MTP layer" if known else "nothing is known of such a layer",
-        )
+        if recipe is not None and recipe.model_type not in UNTRIED:
+            return MtpLayers("missing", "the zoo knows of no MTP layer")
+        return MtpLayers("unknown", "nothing is known of such a layer")
     return mtp_layers(config, names)
 
 

@@ -64,8 +64,9 @@ from oscar_zoo.registry.lookup import known_entries
 from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget, PathTarget
 from oscar_zoo.registry.verify import artifacts_at
 from oscar_zoo.serving import records
+from oscar_zoo.serving.artifact_model import check_served
 from oscar_zoo.serving.params import Engine, ServeParams
-from oscar_zoo.serving.prepared import Prepared, check_asked_gpus, check_served, check_wish, prepare
+from oscar_zoo.serving.prepared import Prepared, check_asked_gpus, check_wish, prepare
 from oscar_zoo.serving.records import DISK_BYTES, HOST_TOKENS, Entry, ServerRecord, key_for
 from oscar_zoo.serving.servers import check_port, serve_log
 
@@ -127,13 +128,12 @@ def check_place(params: ServeParams) -> None:
 def find(
     params: ServeParams, observer: Observer, missing: Missing, device: str
 ) -> tuple[ModelChoice | None, Artifact]:
-    """The model that the user named, if any, and the artifact to serve with it. A command that is
-    only printed may run elsewhere, so `device` refuses no model then."""
+    """The model that the user named, if any, and the artifact to serve with it."""
     target = targets.parse(params.target)
     again = params.command_line(model="FOLDER")
     model = targets.parse_given_model(params.model, observer, again=again)
     choice = model or target.choice
-    check_served(choice, params.revision, None if params.print_only else device)
+    check_served(choice, params.revision, device, printed=params.print_only and not params.device)
     check_asked_gpus(choice, device, UserFlags(params.of_sglang).sizes())
     if isinstance(target, PathTarget):
         return model, open_folder(_one_of_tree(target, model), observer)

@@ -30,8 +30,8 @@ from oscar_zoo.registry.signatures import NOT_SIGNED, signature_of
 from oscar_zoo.registry.store import Record, Store, StoredArtifact
 from oscar_zoo.registry.verify import check_one, existing_path
 from oscar_zoo.registry.view import HubView
+from oscar_zoo.serving.artifact_model import check_served
 from oscar_zoo.serving.memory import estimate_memory
-from oscar_zoo.serving.prepared import check_served
 from oscar_zoo.site.facts import Manifest, Measured, Name, Score, Size, State, Unreachable
 from oscar_zoo.site.params import InfoParams, ScoresParams
 

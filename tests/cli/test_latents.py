@@ -84,6 +84,7 @@ ON_A_GPU = "latents (MLA) are served on a GPU only"
 NOT_BUILT = "multi-head latent attention (MLA): codes of 2 bits would store 100 bytes per token and"
 REFUSED = {
     "serve ARTIFACT --model MODEL --device cpu": (1, ON_A_GPU),
+    "serve MODEL --print": (1, "add --device cuda"),  # not to compute an artifact first
     "fit-gpu MODEL --memory 24GiB --tp 3": (2, "cannot share the 4 query heads of"),
     "fit-gpu MODEL --memory 24GiB --engine vllm": (1, "latents (MLA)"),
     "serve ARTIFACT --model MODEL --device cuda --engine vllm --print": (1, "latents (MLA)"),

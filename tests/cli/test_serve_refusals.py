@@ -164,6 +164,7 @@ ONLY_HERE = {
     "no SGLang",
     "an SGLang too old",
     "an SGLang too new",
+    "a model that SGLang runs on GPUs alone",
 }
 """Cases that say something of this machine, where the printed command need not run."""
 

@@ -16,7 +16,7 @@ from oscar_zoo.models.config_file import refuse_chosen_code
 from oscar_zoo.models.loading import load_model, load_tokenizer
 from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.targets import ModelChoice
-from oscar_zoo.serving.prepared import check_served, check_used
+from oscar_zoo.serving.artifact_model import check_served, check_used
 
 KERNEL = "kernels-community/flash-attn"
 CHOSEN: dict[str, tuple[str, dict[str, Any]]] = {

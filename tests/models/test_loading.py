@@ -16,7 +16,7 @@ from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.loading import float32_arithmetic, load_model
 from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.targets import ModelChoice
-from oscar_zoo.serving.prepared import check_served
+from oscar_zoo.serving.artifact_model import check_served
 
 
 def with_config(folder: Path, **changes: object) -> str:

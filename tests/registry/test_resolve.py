@@ -92,7 +92,7 @@ def test_a_digest_prefix_selects_and_must_match(hub: LocalHub) -> None:
 
 
 def test_an_unknown_name_brings_close_matches(hub: LocalHub) -> None:
-    for name, meant in (("qwen3-7b", "Qwen3-8B"), ("custm", "Custom")):
+    for name, meant in (("qwen3-7b", "Qwen3-8B"), ("custm", "Custom"), ("hunyuan", "--compute")):
         with pytest.raises(errors.ArtifactNotFound) as caught:
             resolve(name, hub)
         assert name in caught.value.message and meant in (caught.value.hint or "")

@@ -91,8 +91,8 @@ def _loaded(params: ChatParams, as_json: bool) -> ChatSession:
     from oscar_zoo.engines.requirements import require_compute
     from oscar_zoo.evaluate.in_process import find_subject, load_subject
     from oscar_zoo.evaluate.params import EvalParams
+    from oscar_zoo.serving.artifact_model import both_sides
     from oscar_zoo.serving.chat import ChatSession
-    from oscar_zoo.serving.prepared import both_sides
 
     require_compute()
     model, device = str(params.model), params.device

@@ -14,7 +14,7 @@ from oscar_zoo.cli.pasting import measuring, pasted, saved
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.evaluate.shared import duration
 from oscar_zoo.observer import Note
-from oscar_zoo.serving.prepared import model_argument
+from oscar_zoo.serving.artifact_model import model_argument
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.outcome import ComputeResult, Drawn, FitResult, MergeResult

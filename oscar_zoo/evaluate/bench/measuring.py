@@ -36,8 +36,8 @@ from oscar_zoo.registry import targets
 from oscar_zoo.registry.artifacts import Artifact, open_artifact
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.artifact_model import ArtifactModel, model_for
 from oscar_zoo.serving.memory import needs_of_choice
-from oscar_zoo.serving.prepared import ArtifactModel, model_for
 
 _P = TypeVar("_P", BenchServeParams, BenchLoadParams)
 MOST_CASES = 64
