@@ -160,6 +160,7 @@ EXPERIMENTS = (
         "No client occupies a server: the others get their answers, and in time.",
         attack_experiments.occupied_by_nobody,
         load_experiments.lacking_sglang,
+        short_form="tests/engines/sglang/test_http.py",
     ),
     Experiment(
         "S17",

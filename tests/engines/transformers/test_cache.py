@@ -285,21 +285,29 @@ def frozen(cache: OscarCache) -> Callable[..., tuple[Callable[[], None], Any]]:
 
 
 @on_cpu
-@pytest.mark.parametrize("kind", ["plain", "widths", "feedback"])
+@pytest.mark.parametrize(
+    ("kind", "new", "replays"), [("plain", 16, 9), ("widths", 8, 3), ("feedback", 8, 3)]
+)
 def test_replayed_steps(
-    model: LoadedModel, reference: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+    model: LoadedModel,
+    reference: Any,
+    kind: str,
+    new: int,
+    replays: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Two come first, in front of and at each growth."""
     monkeypatch.setattr(rows_module, "ops_of", lambda _: KERNELS)
     monkeypatch.setattr(rows_module, "GROWTH", 5)
     spec = spec_of(model) if kind == "plain" else transforms(kind, model)
     ids, mask = padded(30, 12)
     cache = cache_of(model, spec)
     monkeypatch.setattr(graph, "record", frozen(cache))
-    got = generated(model, ids, cache, attention_mask=mask, max_new_tokens=16)
+    got = generated(model, ids, cache, attention_mask=mask, max_new_tokens=new)
     assert got[0].tolist() == reference(TEXT[0, :30], spec, got[0])
     assert got[1].tolist() == reference(TEXT[1, 12:30], spec, got[1])
     assert cache.graph is not None and cache.graph.usable
-    assert cache.graph.replays == 9  # of 15; two come first, in front of and at each growth
+    assert cache.graph.replays == replays
 
 
 @on_cpu
