@@ -81,6 +81,7 @@ EXPERIMENTS = (
         " again repairs the rest.",
         disk_experiments.killed_anywhere,
         disk_faults.lacking,
+        short_form="tests/registry/test_store.py",
     ),
     Experiment(
         "S8",
@@ -95,6 +96,7 @@ EXPERIMENTS = (
         "A disk that fills up ends a command with an exit code and one line, and nothing is lost.",
         full_disk.filled,
         full_disk.lacking,
+        short_form="tests/registry/test_store.py",
     ),
     Experiment(
         "S9",
