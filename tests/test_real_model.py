@@ -8,18 +8,17 @@ the last two, and runs in float32, as divergences are small.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from cli_child import Cli
 from tiny_models import EXAMPLE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oscar_zoo
+from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.moments_file import load_moments
 
 SMOLLM2 = Path(sys.prefix) / "smollm2"
@@ -77,12 +76,10 @@ def write_tokenizer(folder: Path) -> Any:
 
 
 class Made(NamedTuple):
-    """What became of the slice in the folder `work`: exit codes by command, and what `compute`
-    printed."""
+    """What became of the slice in the folder `work`."""
 
     work: Path
-    codes: dict[str, int]
-    computed: dict[str, Any]
+    bits: float
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -95,20 +92,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     work = tmp_path_factory.mktemp("real")
     write_slice(work / "slice")
     (work / "text.txt").write_text(TEXT.read_text("utf-8")[:CHARACTERS], "utf-8")
-    run = Cli({**os.environ, "OMP_NUM_THREADS": "1"}, work)  # waiting for a second costs more
-    sizes = ("--calib-data", "./text.txt", "--calib-tokens", str(TOKENS), "--seq-len", str(LENGTH))
-    where = ("--output-dir", "./kept", "--dtype", "float32", "--json")
-    computed = run("compute", "./slice", *sizes, *where, timeout=800)
-    verified = run("verify", "./kept")
-    codes = {"compute": computed.code, "verify": verified.code}
-    return Made(work, codes, json.loads(computed.out))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuned, "STEPS", 20)
+        computed = oscar_zoo.compute_artifact(
+            str(work / "slice"), calib_data=str(work / "text.txt"), calib_tokens=TOKENS,
+            seq_len=LENGTH, output=work / "kept", dtype="float32",
+        )  # fmt: skip
+    return Made(work, computed.bits_per_element)
 
 
 def test_compute_with_its_defaults_passes_its_gates(made: Made) -> None:
-    assert made.codes == {"compute": 0, "verify": 0}
+    assert oscar_zoo.verify(made.work / "kept").ok
     gates = {one["name"]: one["result"] for one in made.manifest["quality"]["gates"]}
     assert gates["perplexity_change_percent"] == "pass"
-    assert 2.5 <= made.computed["bits_per_element"] <= 4.5
+    assert 2.5 <= made.bits <= 4.5
 
 
 def test_keys_have_feedback_also_where_channels_carry_nothing(made: Made) -> None:

@@ -1,5 +1,7 @@
 """S16: a default server under attack, started in a hostile folder. Innocent clients ask all the
-while, and each must get a whole answer. (`requests` compares the tokens.)"""
+while, and each must get a whole answer. (`requests` compares the tokens.) Only in the long form;
+`tests/engines/sglang/test_http.py` sends such ids, bodies and grammars to every release, and
+`test_front.py` beside it bounds bodies and connections."""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def occupied_by_nobody(scale: Scale) -> Found:
         assert _is_whole(_generate(server)), "the server does not answer"
         attacks: list[Callable[..., Iterator[str]]] = [_ids, _deep, _grammars, _bodies, _siege]
         for attack in attacks:
-            wrong += attack(server, scale, figures)
+            wrong += attack(server, figures)
             answer = _generate(server)
             if not _is_whole(answer):
                 wrong.append(f"behind {attack.__name__[1:]} the server says {answer}")
@@ -177,12 +179,12 @@ def _at_once(calls: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
-def _ids(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[str]:
+def _ids(server: _Server, figures: dict[str, Any]) -> Iterator[str]:
     """Ids that are beginnings of each other's and of everybody's: nobody's request ends early."""
     innocents = _Innocents(server)
     ids = [f"{number:x}" for number in range(IDS)]
     with innocents.asking():
-        for _ in range(5 if scale.whole else 1):
+        for _ in range(5):
             given = _at_once(
                 [lambda one=one: _generate(server, rid=one) for one in ids]  # type: ignore[misc]
             )
@@ -200,7 +202,7 @@ def _ids(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[str
 DEEP = 10_000
 
 
-def _deep(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[str]:
+def _deep(server: _Server, figures: dict[str, Any]) -> Iterator[str]:
     """Bodies that a recursive reader fails at, and arguments of chat templates."""
     nested, named = "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP
     chat = '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, %s}'
@@ -229,17 +231,16 @@ def _deep(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[st
     figures["hostile bodies"] = counts.total()
 
 
-def _grammars(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[str]:
+def _grammars(server: _Server, figures: dict[str, Any]) -> Iterator[str]:
     """Ten grammars at once that take minutes to compile, or longer with each token, again and
     again, beside innocents."""
     calm, beside = _Innocents(server), _Innocents(server)
-    seconds = CALM_SECONDS if scale.whole else 2.0
     with calm.asking():
-        time.sleep(seconds)
+        time.sleep(CALM_SECONDS)
     statuses: Counter[int] = Counter()
     began, turn = time.monotonic(), 0
     with beside.asking():
-        while time.monotonic() - began < seconds:
+        while time.monotonic() - began < CALM_SECONDS:
             bodies = [{"sampling_params": one} for one in hostile_grammars(turn)]
             for status, _ in _at_once(
                 [lambda body=body: _generate(server, **body) for body in bodies]  # type: ignore[misc]
@@ -254,7 +255,7 @@ def _grammars(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterato
         f"{status}: {number}" for status, number in sorted(statuses.items())
     )
     yield from (*calm.wrong, *beside.wrong)
-    if ratio > SLOWER and scale.whole:
+    if ratio > SLOWER:
         yield f"innocent requests take {ratio:.1f} times as long beside hostile grammars"
     if statuses.keys() - {200, 400, 429, 503}:
         yield f"hostile grammars got {dict(statuses)}"
@@ -282,7 +283,7 @@ def hostile_grammars(turn: int) -> list[dict[str, Any]]:
     ]
 
 
-def _bodies(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[str]:
+def _bodies(server: _Server, figures: dict[str, Any]) -> Iterator[str]:
     """Bodies of 50 MB that do not end, and innocents beside them."""
     innocents, before, most = _Innocents(server), server.memory(), 0
     head = f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {BODY}\r\n\r\n".encode()
@@ -298,10 +299,9 @@ def _bodies(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[
                 return 0
             return 1
 
-        number = BODIES if scale.whole else BODIES // 2
-        refused = sum(_at_once([send] * number))
+        refused = sum(_at_once([send] * BODIES))
         most = server.memory()
-    figures["unfinished bodies of 50 MiB"] = number
+    figures["unfinished bodies of 50 MiB"] = BODIES
     figures["of them refused while they came"] = refused
     figures["growth of the server in MiB"] = max(0, most - before) >> 20
     yield from innocents.wrong
@@ -309,11 +309,10 @@ def _bodies(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[
         yield f"the server grew by {(most - before) >> 20} MiB"
 
 
-def _siege(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[str]:
+def _siege(server: _Server, figures: dict[str, Any]) -> Iterator[str]:
     """Connections that say nothing, half of a head, or a body byte by byte."""
-    number, seconds = (CONNECTIONS, SIEGE_SECONDS) if scale.whole else (200, 3.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * number + 500)), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * CONNECTIONS + 500)), hard))
     innocents, before = _Innocents(server), server.memory()
     starts = (
         b"",
@@ -331,8 +330,8 @@ def _siege(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[s
                 return None
             return stack.enter_context(one)
 
-        held = [opened(place) for place in range(number)]
-        until = time.monotonic() + seconds
+        held = [opened(place) for place in range(CONNECTIONS)]
+        until = time.monotonic() + SIEGE_SECONDS
         while time.monotonic() < until:
             for place, one in enumerate(held):
                 if one is None or (place % len(starts) and not _sent_byte(one)):
@@ -342,8 +341,8 @@ def _siege(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[s
                     held[place] = opened(place)
             most = max(most, server.memory())
             time.sleep(1)
-    figures["connections held, slow or silent"] = number
-    figures["seconds"] = seconds
+    figures["connections held, slow or silent"] = CONNECTIONS
+    figures["seconds"] = SIEGE_SECONDS
     figures["of them closed and opened again"] = closed
     figures["innocent requests beside them"] = len(innocents.seconds)
     figures["median of those in milliseconds"] = innocents.median()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from forked_python import fork_programs
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
@@ -52,6 +53,7 @@ REFUSED = {0: "made", 1: "refused", 2: "refused", 3: "refused", 4: "refused", 5:
 def check(count: int, seed: int, work: str, out: str) -> None:
     """Try `count` command lines; what came of them, as JSON in the file `out`."""
     trial = _Trial(Path(work))
+    fork_programs()  # the parser that a command asks in a process of its own is imported here
     outcomes: dict[str, int] = {"made": 0, "refused": 0}
     violations: list[str] = []
     for number in range(count):

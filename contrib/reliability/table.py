@@ -81,6 +81,7 @@ EXPERIMENTS = (
         " again repairs the rest.",
         disk_experiments.killed_anywhere,
         disk_faults.lacking,
+        short_form="tests/registry/test_store.py",
     ),
     Experiment(
         "S8",
@@ -95,6 +96,7 @@ EXPERIMENTS = (
         "A disk that fills up ends a command with an exit code and one line, and nothing is lost.",
         full_disk.filled,
         full_disk.lacking,
+        short_form="tests/registry/test_store.py",
     ),
     Experiment(
         "S9",
@@ -160,6 +162,7 @@ EXPERIMENTS = (
         "No client occupies a server: the others get their answers, and in time.",
         attack_experiments.occupied_by_nobody,
         load_experiments.lacking_sglang,
+        short_form="tests/engines/sglang/test_http.py",
     ),
     Experiment(
         "S17",

@@ -6,23 +6,19 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from random_moments import describe, random_moments
 from site_pages import BF16, METHODS, sample_report
 
 from oscar_zoo.compute.moments import estimate
-from oscar_zoo.compute.report import charts, page
+from oscar_zoo.compute.report import page
 from oscar_zoo.compute.report.build import report_of_moments
-from oscar_zoo.compute.report.data import Candidate, Comparison, MethodErrors, ReportData, Spectrum
+from oscar_zoo.compute.report.data import Candidate, Comparison, ReportData, Spectrum
 from oscar_zoo.compute.report.page import render_html, render_png, write_report
 from oscar_zoo.errors import MalformedFile, MissingDependency
 from oscar_zoo.registry.publish import REPORT_HEAD
@@ -198,42 +194,6 @@ def test_perplexities_near_and_far_can_be_drawn(changes: tuple[float, float]) ->
     data = ReportData(title="x", layers=(0,), comparison=comparison)
     (drawn,) = drawings(render_html(data).decode())
     assert all(page.change(change) in drawn for change in changes)
-
-
-def drawn_axes(title: str, data: ReportData) -> Axes:
-    """The first axes of a chart, as they are drawn."""
-    figure = Figure(figsize=(charts.WIDTH, 3.3), layout="constrained")
-    (chart,) = [one for one in charts.charts_of(data) if one.title == title]
-    with charts.drawing():
-        chart.draw(figure, data)
-        FigureCanvasAgg(figure).draw()
-    return figure.axes[0]
-
-
-def test_the_predicted_curve_ends_where_raises_no_longer_gain() -> None:
-    data = sample_report()
-    assert data.widths is not None
-    steps = [*data.widths.steps[:5], data.widths.steps[-1].model_copy(update={"predicted": 6e-3})]
-    widths = data.widths.model_copy(update={"steps": tuple(steps)})
-    axes = drawn_axes("Bits and what they buy", data.model_copy(update={"widths": widths}))
-    lines = {str(line.get_label()): list(line.get_ydata()) for line in axes.get_lines()}
-    assert lines["predicted from single raises"] == [step.predicted for step in steps[:5]]
-    measured = [one.verified.divergence for one in steps if one.verified is not None]
-    assert lines["measured"] == measured
-
-
-@pytest.mark.parametrize("span", [8.5, 60.0, 3e3, 1e6])
-def test_labels_of_a_logarithmic_axis_do_not_touch(span: float) -> None:
-    data = sample_report()
-    errors = (MethodErrors(method="wush", layers=(1.7e-3, 2e-3, 3e-3, 1.7e-3 * span)),)
-    axes = drawn_axes(
-        "Output error and headroom by layer", data.model_copy(update={"errors": errors})
-    )
-    low, high = axes.get_ylim()
-    shown = [one for one in axes.get_yticklabels(which="both") if one.get_text()]
-    boxes = [one.get_window_extent() for one in shown if low <= one.get_position()[1] <= high]
-    boxes.sort(key=lambda box: box.y0)
-    assert len(boxes) > 1 and all(a.y1 < b.y0 for a, b in pairwise(boxes))
 
 
 def test_the_picture_is_one_png_of_all_charts(tmp_path: Path) -> None:

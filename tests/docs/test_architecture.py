@@ -3,7 +3,6 @@ and its map has the layers of the import contract."""
 
 import re
 import tomllib
-from pathlib import Path
 
 from documents import ROOT
 
@@ -44,35 +43,3 @@ def test_it_describes_every_room() -> None:
 def test_its_map_has_the_layers_of_the_import_contract() -> None:
     drawn = re.findall(r"^    (\w+(?:  \w+)*)    ", section("The map"), re.MULTILINE)
     assert [set(row.split()) for row in drawn] == [set(layer) for layer in contract()]
-
-
-def test_each_way_goes_through_files_that_know_the_next() -> None:
-    """Some earlier step of the way imports each step, directly or through one file between them."""
-    ways = re.split(r"^\*\*", section("Four ways through the rooms"), flags=re.MULTILINE)[1:]
-    assert len(ways) == 4
-    for way in ways:
-        steps = re.findall(r"`(oscar_zoo/[\w/]+\.py)`", way)
-        assert len(steps) >= 5
-        for number, step in enumerate(steps[1:], 1):
-            known = any(reaches(one, step) for one in steps[:number])
-            assert known or step == ENTRY_POINT, step
-
-
-def reaches(one: str, other: str) -> bool:
-    """Whether file `one` imports `other`, or a file that does."""
-    direct = imports(ROOT / one)
-    return other in direct or any(
-        other in imports(ROOT / middle) for middle in direct if (ROOT / middle).is_file()
-    )
-
-
-def imports(path: Path) -> set[str]:
-    """Files of the package that a file imports, also inside functions."""
-    found = set()
-    for base, names in re.findall(
-        r"^\s*from (oscar_zoo[\w.]*) import (\([^)]*\)|.*)$", path.read_text("utf-8"), re.MULTILINE
-    ):
-        found.add(base.replace(".", "/") + ".py")
-        for name in re.findall(r"\w+", names):
-            found.add(f"{base.replace('.', '/')}/{name}.py")
-    return found

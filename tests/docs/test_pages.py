@@ -2,7 +2,6 @@
 
 import ast
 import csv
-import json
 import re
 import subprocess
 import sys
@@ -87,25 +86,6 @@ def test_the_picture_is_drawn_from_the_measured_figures(tmp_path: Path) -> None:
     for row in csv.DictReader(table.open(encoding="utf-8")):
         if row["context"] == "100000":
             assert any(f"{float(row['ms_per_token']):.3g} ms" in text for text in drawn)
-
-
-def test_losses_of_several_models_are_drawn_from_their_json(tmp_path: Path) -> None:
-    script, target = ROOT / "contrib/figures/losses.py", tmp_path / "losses.svg"
-    told = {"kivi:2": ("KIVI, 2 bits", 0.1), "bf16": ("BF16", 0), "artifact": ("wush:2", 0.01)}
-    rows = [
-        {"cache": name, "title": title, "own": name == "artifact", "divergence": loss,
-         "bits_per_element_at": {"32768": 2.5}} for name, (title, loss) in told.items()
-    ]  # fmt: skip
-    files = [tmp_path / name for name in ("one.json", "two.json")]
-    for file in files:
-        model = {"id": f"org/{file.stem}"}
-        report = {"schema": "oscar-zoo.eval-against/1", "model": model, "rows": rows}
-        file.write_text(json.dumps(report))
-    subprocess.run([sys.executable, script, target, *files], check=True)
-    drawn = texts(target)
-    assert {"one", "two", "0.01"} <= {*drawn} and drawn.count("wush") == drawn.count("KIVI") == 2
-    done = subprocess.run([sys.executable, script, target, script], capture_output=True, text=True)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
 def texts(svg: Path) -> list[str]:

@@ -3,10 +3,8 @@ of writing with both versions of the client, in child processes."""
 
 import json
 import os
-import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -162,41 +160,6 @@ def test_a_listing_that_goes_on_elsewhere_gets_neither_request_nor_token(
     with pytest.raises(errors.HubUnreachable, match="goes on at another host"):
         hub().artifacts()
     assert all(record.host == "origin" for record in server.requests)
-
-
-def test_two_hundred_random_troubles_give_the_content_or_an_error(
-    server: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing but the listed bytes ever comes out, whatever happens to requests one after the
-    other."""
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between tries
-    rng = random.Random(0)
-    good = 0
-    for _ in range(200):
-        server.clear_faults()
-        faults: list[tuple[str, dict[str, Any]]] = [
-            ("flip", {"at": rng.randrange(8)}),
-            ("cut", {"after": rng.randrange(8)}),
-            ("reset", {"after": rng.randrange(8)}),
-            ("extra", {"n": 3, "honest": rng.random() < 0.5}),
-            ("wrong_length", {"by": rng.choice([-3, 2])}),
-            ("status", {"code": rng.choice([429, 500, 503]), "retry_after": 0}),
-            ("lfs_pointer", {}),
-            ("swap", {"other": "index.json"}),
-            ("html", {}),
-            ("empty", {}),
-        ]
-        kind, arguments = rng.choice(faults)
-        where = rng.choice(["*/oscar.json", "*/tree/*"])
-        server.fault(kind, where, rng.randrange(4), **arguments)
-        # Nothing of this commit is kept yet.
-        server.repository("org/name").commit({"again": rng.randbytes(8)})
-        try:
-            assert hub().fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
-            good += 1
-        except errors.OscarZooError as error:
-            assert "Hugging Face org/name" in error.message
-    assert 100 < good < 200
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 import errno
 import fcntl
-import multiprocessing
 import os
 import stat
 import time
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hub_uses import content, publish_rounds
 from hub_uses import put_version as put
 from scripted_hub import Injection, killed_at, raise_error
 
@@ -239,32 +236,6 @@ def test_a_killed_publisher_leaves_nothing_or_everything(tmp_path: Path) -> None
         if not killed:
             break
     assert 30 < number < 199
-
-
-def test_two_publishers_never_mix_a_version(tmp_path: Path) -> None:
-    rounds = 20
-    spawn = multiprocessing.get_context("spawn")
-    barrier, answers = spawn.Barrier(2), spawn.Queue()
-    processes = [
-        spawn.Process(target=publish_rounds, args=(str(tmp_path), who, rounds, barrier, answers))
-        for who in (1, 2)
-    ]
-    for process in processes:
-        process.start()
-    told: dict[int, dict[int, str]] = defaultdict(dict)
-    for _ in range(2 * rounds):
-        number, who, answer = answers.get(timeout=300)
-        told[number][who] = answer
-    for process in processes:
-        process.join(300)
-    hub = LocalHub(tmp_path)
-    for number in range(rounds):
-        assert sorted(told[number].values()) == ["new", "stale"]
-        (winner,) = (who for who, answer in told[number].items() if answer == "new")
-        there = listed(hub, ArtifactId("Model", f"round{number}"))
-        assert there == {name: sha256_hex(data) for name, data in content(winner).items()}
-    assert hub.root_file("index.json") == f"round {rounds - 1} of {winner}".encode()
-    assert temps(hub) == []
 
 
 @pytest.mark.parametrize("where", ["Model", "Model/tag"])

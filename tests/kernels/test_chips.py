@@ -87,7 +87,7 @@ def test_codes_of_2_bits_have_room(capability: chips.Capability, head_dim: int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("chip", "head_dim"), [
-    ("8.0", 128), ("8.6", 256), ("8.9", 512), ("10.0", 128), ("12.0", 256),
+    ("8.0", 128), ("8.9", 512), ("10.0", 128), ("12.0", 256),
 ])  # fmt: skip
 def test_kernels_in_triton_compile_and_have_room(chip: str, head_dim: int) -> None:
     """What a server with heads of so many channels compiles, one variant of each kernel."""

@@ -1,9 +1,7 @@
-import multiprocessing
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from hub_uses import publish, publish_folders, put_version, without_locks
+from hub_uses import publish, put_version
 from scripted_hub import ScriptedHub, index_of, killed_at, lose_reply
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
 
@@ -238,34 +236,3 @@ def test_a_killed_publisher_is_repaired_by_publishing_again(tmp_path: Path, fold
         if not killed:
             break
     assert 30 < number < 399
-
-
-@pytest.mark.parametrize(("locks", "rounds"), [(True, 10), (False, 50)])
-def test_two_processes_that_publish_to_one_folder(tmp_path: Path, locks: bool, rounds: int) -> None:
-    """Same id with other content: one wins. Different ids at once: both are in the index."""
-    spawn = multiprocessing.get_context("spawn")
-    barrier, answers = spawn.Barrier(2), spawn.Queue()
-    start = () if locks else (publish_folders,)
-    target = publish_folders if locks else without_locks
-    processes = [
-        spawn.Process(target=target, args=(*start, str(tmp_path), who, rounds, barrier, answers))
-        for who in (1, 2)
-    ]
-    for process in processes:
-        process.start()
-    told = [answers.get(timeout=300) for _ in range(2 * rounds)]
-    for process in processes:
-        process.join(300)
-    hub = LocalHub(tmp_path / "hub")
-    index = index_of(hub)
-    for number in range(rounds):
-        outcome = Counter(answer for round_, _, answer in told if round_ == number)
-        assert outcome == ({"new": 1, "exists": 1} if number % 2 else {"new": 2}), (number, outcome)
-    assert index.serial == len(index.artifacts) == rounds // 2 * 3
-    for entry in index.artifacts:
-        there = {f.path: f.sha256 for f in hub.files(entry.artifact_id)}
-        assert {f.path: f.sha256 for f in entry.files} == {
-            n: s for n, s in there.items() if n != FILE_NAME
-        }
-        assert there[FILE_NAME] == entry.manifest_sha256
-    assert not list(hub.root.rglob(".tmp.*"))

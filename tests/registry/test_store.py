@@ -2,8 +2,6 @@ import errno
 import fcntl
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -204,41 +202,6 @@ def test_the_folder_of_a_digest_may_go_early(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr(durable, "move_into_place", remove_first)
     assert store.put(ID, PLAIN, source="s").files == PLAIN
     assert removed
-
-
-RACE = """
-import sys
-from pathlib import Path
-from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.registry.store import Store
-sys.stdin.readline()
-for number in range(30):
-    files = {"k.pt": b"%d" % number, "v.pt": b"same"}
-    stored = Store(Path(sys.argv[1])).put(ArtifactId("model", str(number)), files, source="s")
-    assert stored.files == files
-"""
-
-
-@pytest.mark.parametrize("file_system", ["local disk"], indirect=True)
-def test_processes_that_store_the_same_at_once_all_succeed(store: Store) -> None:
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACE, str(store.root)],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for _ in range(4)
-    ]
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write(b"go\n")
-        child.stdin.flush()
-    for child in children:
-        _, said = child.communicate(timeout=300)
-        assert child.returncode == 0, said.decode()
-    assert len(store.installed()) == 30
-    assert not list(store.root.rglob(".tmp.*"))
 
 
 @pytest.mark.parametrize("depth", range(4))

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from oscar_zoo import children
+
 POPEN = subprocess.Popen
 SIGNATURE = inspect.signature(POPEN._execute_child)  # type: ignore[attr-defined]
 
@@ -48,9 +50,9 @@ class ForkedPython(POPEN[Any]):
 
 
 def fork_programs() -> None:
-    """From now on, what this process and its forks start by `subprocess.Popen` is a
-    `ForkedPython`."""
+    """From now on, what this process and its forks start is a `ForkedPython`."""
     subprocess.Popen = ForkedPython  # type: ignore[misc]
+    children.Child = ForkedPython  # type: ignore[misc]
 
 
 def _program(command: Any) -> tuple[str, str, list[str]] | None:

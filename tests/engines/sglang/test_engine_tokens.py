@@ -36,6 +36,7 @@ EQUAL = [
     "two_copies",
     "retract",
     "small_pool",
+    "no_tail",
     "least_windows",
     "least_windows_no_tail",
 ]
@@ -68,25 +69,25 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Of]:
 
 def _begin(runs: Engines) -> None:
     groups, experts = engine_cases.scheduling_groups(), ["experts_stock", "experts"]
+    engine_cases.start(runs, ["idle"], groups[:2])
     if runs.release == INSTALLED:
         engine_cases.start(runs, ["stock", *EQUAL, *MUTANTS], groups)
         engine_cases.start(runs, [*experts, "images_stock", "images"], groups[:3])
         engine_cases.start(runs, ["transformers_stock", "transformers"], groups[:1])
     else:
-        engine_cases.start(runs, ["idle"], groups[:2])
         engine_cases.start(runs, ["stock", *EQUAL_ELSEWHERE], groups[:4])
         engine_cases.start(runs, experts, groups[:2])
 
 
 elsewhere = pytest.mark.parametrize("release", OTHERS)
-"""Other tests of the installed release are in `test_engine.py`."""
+everywhere = pytest.mark.parametrize("release", RELEASES)
 
 
 def each(runs: list[tuple[str, str]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("release", "name"), runs)
 
 
-@elsewhere
+@everywhere
 def test_every_hook_has_its_place_in_this_release(engines: Of, release: str) -> None:
     run = engines(release).result("idle")
     assert run["version"] == release
@@ -105,7 +106,7 @@ def test_the_published_launch_command_is_understood(engines: Of, release: str) -
     assert [warning.split("=")[0].split()[0] for warning in answer["warnings"]] == list(NOTED)
 
 
-@elsewhere
+@everywhere
 def test_an_installed_plugin_changes_nothing_while_unused(engines: Of, release: str) -> None:
     """On a GPU SGLang would write keys from inside the rotary embedding for a pool of bfloat16
     rows. Heads are those for 2, 4 and 8 KV heads on 1, 2, 4 and 8 ranks."""

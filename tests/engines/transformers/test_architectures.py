@@ -42,14 +42,17 @@ def test_tokens_of_mixed_models(name: str, device: str, replayed: Any, tmp_path:
     recipe = ServingRecipe(group_size=group, clip=Clip(k=0.96, v=0.92), windows=windows)
     spec = CacheSpec(pair(model, "k"), pair(model, "v"), recipe)
     assert spec.k is not None and spec.v is not None
+    found = set()
     for way in ("keep", "auto"):
         cache = OscarCache(model.model, spec.k, spec.v, recipe, attention=way)  # type: ignore[arg-type]
         got = model.model.generate(
-            IDS[None].to(device), past_key_values=cache, max_new_tokens=16, do_sample=False,
+            IDS[None].to(device), past_key_values=cache, max_new_tokens=10, do_sample=False,
             eos_token_id=None, pad_token_id=0,
         )[0, len(IDS) :]  # fmt: skip
+        found.add(tuple(got.tolist()))
+    for new in found:  # one, but for roundings of a GPU
         request = GenerationRequest(model, spec)
-        assert got.tolist() == replayed(request, request.extend(IDS)[-1], got)
+        assert [*new] == replayed(request, request.extend(IDS)[-1], torch.tensor(new))
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "gemma3n"])

@@ -254,9 +254,7 @@ def test_prefix_hits(
     the heads are processes of their own, beside that of the scheduler."""
     if device == "cuda" and torch.cuda.device_count() < ranks:
         pytest.skip(f"fewer than {ranks} GPUs")
-    how: dict[str, Any] = {"device": device, "before": ranks == 1}
-    if ranks > 1:
-        how |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
+    how: dict[str, Any] = {"device": device, "before": ranks == 1, "tensor_parallel_size": ranks}
     first = ids[:700]
     later = [ids[:480] + ids[9000:9300], ids[:50] + ids[4000:4600], ids[:700]]
     alone = [ids[20000:][: CHUNK - 1], ids[:480] + ids[7000:7300]]  # one token is left to the hit

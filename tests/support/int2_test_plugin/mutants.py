@@ -4,7 +4,7 @@ nothing."""
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ NAMES = (
     "clip_one_rank_lower",
     "codes_alone",
     "every_draft_seen",
-    "keep_stale_rows",
     "no_ring_start",
     "no_wait",
     "first_wait",
@@ -46,13 +45,6 @@ NAMES = (
     "without_tree",
     "wrong_slots",
 )
-
-
-class StaleWindows(WindowStore):
-    """The new owner of a row takes over everything that the old one wrote."""
-
-    def begin(self, prefixes: Mapping[int, int]) -> None:
-        super().begin(dict.fromkeys(prefixes, 0))
 
 
 class EarlySinks(SinkBlocks):

@@ -55,9 +55,8 @@ def install(mode: str, mutant: str, ops: str) -> None:
         sinks = worker.sink_blocks(windows)
         if mutant == "publish_early":
             sinks = mutants.EarlySinks(sinks.width, sinks.num_blocks, sinks.recent)
-        kept = mutants.StaleWindows if mutant == "keep_stale_rows" else WindowStore
         rings = KeptRings(worker.kept_by_hits(), windows.drafts)
-        made = kept(windows, device, sinks, rings)
+        made = WindowStore(windows, device, sinks, rings)
         if mutant == "small_ring":
             mutants.small_ring(made)
         return store, made
