@@ -13,6 +13,8 @@ from oscar_kernels import nvrtc
 from oscar_kernels.chips import LOWEST, Capability, Target
 from oscar_kernels.spec import QuantSpec
 
+INTEGERS = {torch.int32: "int", torch.int64: "long long"}
+"""Integer types that lists of slots, rows and positions may have, as C++ names them."""
 _target: Target | None = None
 INSTALLED = importlib.util.find_spec("triton") is not None
 

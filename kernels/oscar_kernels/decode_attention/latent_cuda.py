@@ -19,7 +19,6 @@ from oscar_kernels.decode_attention.launcher import Workspace
 
 SOURCE = nvrtc.CudaSource(__name__.rpartition(".")[0], "latent.cu")
 LOG2E = 1.4426950408889634
-TYPES = {torch.int32: "int", torch.int64: "long long"}
 LATENT, ROTARY, GROUPS = 512, 64, 4
 TILE, THREADS = 64, 128
 """Codes of a step and threads of a block, as in `latent.cu`."""
@@ -81,9 +80,14 @@ def decode_attention(
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
+    stage1: bool = True,
     **_: Any,
 ) -> Tensor:
-    """As `latent.decode_attention`, which has the other options; of calls that are supported."""
+    """As `latent.decode_attention`, which has the other options; of calls that are supported.
+
+    Args:
+        stage1: whether the kernel in CUDA C++ is launched, or only what is Triton's, to compile it.
+    """
     if out is None:
         out = query.new_empty(*query.shape[:2], cache.out_dim)
     check(query, cache, batch, out, o_partner)
@@ -95,14 +99,15 @@ def decode_attention(
     partial, sums, merged = scratch.parts(*size)
     if not requests:
         return out
-    kernel, early = _load(tuple(flags(batch, each).items()), query.device)
-    kernel.launch(
-        (-(-heads // each) * sum(shared), requests),
-        arguments(query, cache, batch, (partial, sums), sm_scale, shared, each),
-        torch.cuda.current_stream(query.device).cuda_stream,
-        shared=shared_bytes(batch.kv_indices.element_size(), each),
-        early=early,
-    )
+    if stage1:
+        kernel, early = _load(tuple(flags(batch, each).items()), query.device)
+        kernel.launch(
+            (-(-heads // each) * sum(shared), requests),
+            arguments(query, cache, batch, (partial, sums), sm_scale, shared, each),
+            torch.cuda.current_stream(query.device).cuda_stream,
+            shared=shared_bytes(batch.kv_indices.element_size(), each),
+            early=early,
+        )
     launcher.merge((partial, sums, merged), cache, out, None, o_partner, sum(shared))
     return out
 
@@ -140,9 +145,9 @@ def flags(
 ) -> dict[str, str | int]:
     """What is compiled in, for so many query heads of a block."""
     return {
-        "SLOT_T": TYPES[batch.kv_indices.dtype],
-        "INDPTR_T": TYPES[batch.kv_indptr.dtype],
-        "ROW_T": TYPES[batch.rows.dtype],
+        "SLOT_T": _triton.INTEGERS[batch.kv_indices.dtype],
+        "INDPTR_T": _triton.INTEGERS[batch.kv_indptr.dtype],
+        "ROW_T": _triton.INTEGERS[batch.rows.dtype],
         "STAGES": stages,
         "RESIDENT": resident,
         "TILES": each // 8,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels import nvrtc
+from oscar_kernels._triton import INTEGERS
 from oscar_kernels.cache import MOST_DRAFTS, BatchView, Drafts, LayerCache
 from oscar_kernels.decode_attention.tuning import (
     CROWD,
@@ -41,7 +42,6 @@ STATIC_BYTES = 1024
 """Most bytes of shared memory that the kernel declares and the system keeps."""
 
 _QUERY = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-_INTEGER = {torch.int32: "int", torch.int64: "long long"}
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def misfit(
         (
             x.dtype
             for x in (batch.kv_indptr, batch.kv_indices, batch.rows)
-            if x.dtype not in _INTEGER
+            if x.dtype not in INTEGERS
         ),
         None,
     )
@@ -192,8 +192,8 @@ def variant(
     count = drafts.count if drafts else 0
     whole = group * max(1, count) > 8 and _whole(query, cache)
     return AttentionVariant(
-        cache.k_spec, cache.v_spec, group, cache.num_kv_heads, _INTEGER[batch.kv_indices.dtype],
-        _INTEGER[batch.kv_indptr.dtype], _INTEGER[batch.rows.dtype], _QUERY[query.dtype],
+        cache.k_spec, cache.v_spec, group, cache.num_kv_heads, INTEGERS[batch.kv_indices.dtype],
+        INTEGERS[batch.kv_indptr.dtype], INTEGERS[batch.rows.dtype], _QUERY[query.dtype],
         logit_cap != 0, tiles, whole and (count > 0 or query.shape[0] >= WHOLE_BATCH), count,
         learned_sinks, count == 0 and _crowded(cache, query.shape[0]),
     )  # fmt: skip

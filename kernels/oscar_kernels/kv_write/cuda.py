@@ -38,8 +38,6 @@ WIDE_TILE = 48
 """Rows of a tile of 256 channels."""
 MOST_ROWS = 1 << 30
 
-_INTEGER = {torch.int32: "int", torch.int64: "long long"}
-
 
 class NoWriteVariant(ValueError):
     """The CUDA kernel does not do this; the message says what and why, in one line."""
@@ -98,7 +96,7 @@ def variant(
     cache: LayerCache, transforms: Transforms, targets: TokenTargets, warpgroups: int = WARPGROUPS
 ) -> WriteVariant:
     """The variant for a cache, transforms and the integer types of targets."""
-    integers = tuple(_INTEGER[x.dtype] for x in vars(targets).values())
+    integers = tuple(_triton.INTEGERS[x.dtype] for x in vars(targets).values())
     feedback = transforms.k_feedback is not None
     return WriteVariant(cache.k_spec, cache.v_spec, integers, feedback, warpgroups)
 
@@ -145,7 +143,7 @@ def misfit(
     for name, x in {"codes": cache.codes, "affine": cache.affine, **windows}.items():
         if not x.is_contiguous() or x.data_ptr() % 16:
             return f"{name} is not contiguous from a multiple of 16 bytes on"
-    wrong = (x.dtype for x in vars(targets).values() if x.dtype not in _INTEGER)
+    wrong = (x.dtype for x in vars(targets).values() if x.dtype not in _triton.INTEGERS)
     return next((f"{dtype} targets; it has int32 and int64" for dtype in wrong), None)
 
 

@@ -1,4 +1,5 @@
-"""Writing new tokens on a GPU: CUDA C++ where it can be compiled and has the shape, else Triton.
+"""Writing new tokens on a GPU: CUDA C++ where it can be compiled and has the shape, else Triton. A
+few latents (MLA) have a kernel of their own.
 
 When the CUDA path is not taken on a GPU, a warning says why, once for each reason.
 """
@@ -16,11 +17,12 @@ from oscar_kernels import reference
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
 from oscar_kernels.chips import WRITE, Target
 from oscar_kernels.kv_write import cuda as cuda_launcher
+from oscar_kernels.kv_write import latent
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.cuda import has_matrices, misfit, variant
 from oscar_kernels.kv_write.prepared import prepared
 from oscar_kernels.nvrtc import Build
-from oscar_kernels.reference import signature_of
+from oscar_kernels.reference import Parts, signature_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +38,31 @@ def write_kv_int2(key: Tensor, *others: Any, **options: Any) -> Tensor | None:
     The variable must not change while a cache is in use: codes of the two kernels may differ at
     rounding ties.
     """
+    if key.is_cuda and wanted() and others[1].latent:
+        return _write_latents(key, *others, **options)
     if key.is_cuda and wanted():
         try:
             return cuda_launcher.write_kv_int2(key, *others, **options)
         except cuda_launcher.NoWriteVariant as error:
             _tell(str(error))
     return triton_launcher.write_kv_int2(key, *others, **options)
+
+
+def _write_latents(
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    transforms: Transforms,
+    targets: TokenTargets,
+    **options: Any,
+) -> Tensor | None:
+    given = key, value, cache, transforms, targets
+    if latent.unsupported(key, value, cache, targets, **options) is None:
+        reason = latent.unbuildable(key, latent.flags(cache, transforms, targets))
+        if not reason:
+            return latent.write_kv_int2(*given, **options)
+        _tell(reason)
+    return triton_launcher.write_kv_int2(*given, **options)
 
 
 def planned(
@@ -51,6 +72,7 @@ def planned(
     transforms: Transforms,
     targets: TokenTargets,
     gpu: Target,
+    parts: Parts = "all",
     **rows: Any,
 ) -> Build | None:
     """What `write_kv_int2` of these tensors would compile in CUDA C++ for a GPU; `None` where it
@@ -58,9 +80,14 @@ def planned(
 
     Args:
         key, value, cache, transforms, targets: on any device.
-        rows: `query`, `query_out` and `rows_out` of the call.
+        parts, rows: of the call; `query`, `query_out` and `rows_out`.
     """
-    if not wanted() or gpu.capability != WRITE or misfit(key, value, cache, targets, **rows):
+    if not wanted():
+        return None
+    if cache.latent:
+        misfits = latent.misfit(key, value, cache, targets, parts=parts, **rows)
+        return None if misfits else latent.build(latent.flags(cache, transforms, targets), gpu)
+    if gpu.capability != WRITE or misfit(key, value, cache, targets, **rows):
         return None
     return cuda_launcher.build(variant(cache, transforms, targets), gpu.driver)
 

@@ -157,6 +157,9 @@ DEV u32 round_bf16(float x) {
 struct float2 {
   float x, y;
 };
+struct uint2 {
+  u32 x, y;
+};
 DEV float2 unpack_f16(u32 x) { return {machine::float16((u16)x), machine::float16((u16)(x >> 16))}; }
 DEV u32 pack_bf16(float low, float high) { return round_bf16(low) | round_bf16(high) << 16; }
 

@@ -1,0 +1,92 @@
+"""The write of few latents: its kernel in CUDA C++, run by an emulator where g++ is, and on a
+GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulation import EMULATORS, Emulator
+from kv_write_jobs import DEVICE, Job, assert_same, bfloat16_job, fed_back
+from torch import Tensor
+
+from oscar_kernels.kv_write import dispatch, latent
+from oscar_kernels.spec import PLAIN, QuantSpec
+
+SHAPES = pytest.mark.parametrize(
+    ("spec", "rotary"), [((512, 128), 64), ((256, 128), 32), ((128, 128), 16)], ids=str
+)
+CARRIED = pytest.mark.parametrize("carried", [False, True])
+
+
+def job_of(spec: tuple[int, int], rotary: int, carried: bool, tokens: int = 9) -> Job:
+    """Windows that take some of the tokens."""
+    rows = QuantSpec(*spec), QuantSpec(rotary, rotary, bits=PLAIN)
+    job = bfloat16_job(*rows, heads=1, group=3, mean=False, tokens=tokens)
+    return fed_back(job) if carried else job
+
+
+class Emulated:
+    """The emulator as a module with the op."""
+
+    def __init__(self, folder: Path) -> None:
+        self.emulator = Emulator(latent.SOURCE, "emulator", latent.Params, folder)
+        shutil.copy(EMULATORS / "latent_write_emulator/emulate.cpp", folder)
+
+    def write_kv_int2(
+        self, *given: Any, windows: Any, query: Tensor, query_out: Tensor | None = None
+    ) -> Tensor:
+        key, value, cache, transforms, targets = given
+        assert latent.misfit(key, value, cache, targets) is None
+        rows = latent.transformed(key, transforms)
+        parameters = latent.arguments(rows, value, cache, transforms, targets, windows)
+        library, message = (
+            self.emulator.library(latent.flags(cache, transforms, targets)),
+            ctypes.create_string_buffer(201),
+        )
+        good = library.emulate(ctypes.byref(parameters), len(key), 3, message)
+        assert good, message.value.decode()
+        return latent.transformed_query(query, query_out, transforms)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated(tmp_path_factory.mktemp("latent_write"))
+
+
+@SHAPES
+@CARRIED
+def test_bytes_equal_the_reference(
+    emulated: Emulated, spec: tuple[int, int], rotary: int, carried: bool
+) -> None:
+    if DEVICE == "cuda":
+        pytest.skip("the emulator needs tensors on the CPU")
+    job = job_of(spec, rotary, carried)
+    strided = torch.zeros(len(job.value), 1, 2 * rotary, dtype=torch.bfloat16)
+    strided[..., :rotary] = job.value
+    assert_same(emulated, replace(job, value=strided[..., :rotary]), rows=2**-7)
+
+
+@pytest.mark.gpu
+@SHAPES
+@CARRIED
+@pytest.mark.parametrize("tokens", [1, 16, latent.MOST_TOKENS, latent.MOST_TOKENS + 1])
+def test_bytes_on_a_gpu(spec: tuple[int, int], rotary: int, carried: bool, tokens: int) -> None:
+    job = job_of(spec, rotary, carried, tokens)
+    given = job.key, job.value, job.cache, job.targets
+    assert (latent.unsupported(*given) is None) == (tokens <= latent.MOST_TOKENS)
+    assert_same(dispatch, job, error=2**-16, allowed=3 + tokens // 8, rows=2**-7)
+
+
+def test_a_prompt_and_a_clip_are_for_triton() -> None:
+    job = job_of((128, 128), 16, False)
+    given = job.key, job.value, job.cache, job.targets
+    assert latent.misfit(*given) is None
+    assert latent.misfit(*given, parts="slots") and latent.misfit(*given, rows_out=())
+    clipped = replace(job.cache, k_spec=QuantSpec(128, 128, 0.96))
+    assert latent.misfit(job.key, job.value, clipped, job.targets)
