@@ -39,7 +39,7 @@ from oscar_kernels.cache import (  # noqa: E402
 )
 from oscar_kernels.decode_attention import dispatch, latent  # noqa: E402
 from oscar_kernels.decode_attention.launcher import Workspace  # noqa: E402
-from oscar_kernels.kv_write.launcher import write_kv_int2  # noqa: E402
+from oscar_kernels.kv_write.dispatch import write_kv_int2  # noqa: E402
 from oscar_kernels.spec import PLAIN, QuantSpec  # noqa: E402
 
 LATENT, ROTARY, SINK, RECENT, PAGE = 512, 64, 64, 256, 64

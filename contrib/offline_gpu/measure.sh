@@ -31,8 +31,8 @@ kernels)
   done
   keep prefill "$S" contrib/kernel_bench/run.py --variants --only prefill ;;
 latents)
-  keep ours "$S" contrib/mla/decode_speed.py --only ours,flashinfer-fa3
-  keep fa3 "$V" contrib/mla/decode_speed.py --only fa3 ;;
+  keep fa3 "$V" contrib/mla/decode_speed.py --only fa3,ours,ours-triton,write,write-carried --cases 16x30000
+  keep flashinfer "$S" contrib/mla/decode_speed.py --only ours,flashinfer-fa3 ;;
 vllm)
   keep steps "$V" contrib/benchmarks/vllm_steps.py int2,FLASH_ATTN --cases 1x8000,16x20000,1x100000
   keep bench "$V" -m oscar_zoo bench serve --dummy-weights Qwen3-8B --engine vllm --batch 1 --context 8000 --json ;;

@@ -20,8 +20,8 @@ parameters are `[K scale, K offset] * K groups, [V scale, V offset] * V groups` 
 
 With multi-head latent attention (MLA) there is one KV head, whose rows are keys and values at once.
 K is the latent, and in the place of V is the rotary part of the key, without codes (`spec.PLAIN`)
-and not transformed. A query reads both parts as a key, and the latent alone as a value. Triton
-writes, reads back and decodes such rows; extends and drafts of them have no kernel.
+and not transformed. A query reads both parts as a key, and the latent alone as a value. Extends and
+drafts of such rows have no kernel.
 """
 
 from __future__ import annotations
