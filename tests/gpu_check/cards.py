@@ -20,7 +20,8 @@ driver."""
 SOME = (
     "(test_dispatch or test_kv_read or (test_extend_attention and new0)"
     " or (test_kv_write and not True)"
-    " or (test_cuda_decode and (logit_cap or draft or graph or errors_beside)))"
+    " or (test_cuda_decode and (logit_cap or draft or graph or errors_beside))"
+    " or (test_latent_decode and (5- or graph)) or (test_latent_write and (16- or 256-)))"
 )
 """Each op and its shapes, without what compiles most."""
 ROOM = 128 << 10

@@ -159,8 +159,9 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
             before = (kernels, older, plain, alone, also, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)
         shared = begin("vLLM, two GPUs", steps.in_vllm_on_two, measured, also, *served)
+        ranks = begin(f"{kinds}latents, two GPUs", steps.serve_latents_on_two, shared)
         computed = (chosen, pulled, experts, hybrid, windowed, mixed, real, in_process)
-        engines = (kernels, older, plain, alone, other, *served, also, shared, measured)
+        engines = (kernels, older, plain, alone, other, *served, also, shared, ranks, measured)
         results = [one.result() for one in (*computed, *engines)]
         compiled.result()
     return results

@@ -373,9 +373,21 @@ def serve_latents(check: Check) -> str:
         raise NotTried("latents are served on a GPU only")
     few = ("--method", "wush", "--calib-tokens", "4096", "--seq-len", "1024", "--allow-poor")
     check.zoo("compute", f"./{LATENT}", *few, "--output-dir", f"./{LATENT}-rotation")
-    asked = ("--engine", "sglang", "--task", "perplexity", "--windows", "4")
-    model = (f"./{LATENT}-rotation", "--model", f"./{LATENT}")
-    return server_figures(check.zoo("eval", *model, *asked, *check.engine))
+    return server_figures(check.zoo(*EVAL_LATENTS, *check.engine))
+
+
+EVAL_LATENTS = (
+    *("eval", f"./{LATENT}-rotation", "--model", f"./{LATENT}"),
+    *("--engine", "sglang", "--task", "perplexity", "--windows", "4"),
+)
+
+
+def serve_latents_on_two(check: Check) -> str:
+    """The same on two GPUs, which share the heads and each keep all rows."""
+    if len(machine.visible()) < 2:
+        raise NotTried("this machine has one GPU")
+    both = replace(check, gpu=None)
+    return server_figures(both.zoo(*EVAL_LATENTS, "--", *both.engine_flags, "--tp-size=2"))
 
 
 def bench_serve(check: Check) -> str:

@@ -13,6 +13,7 @@ from oscar_kernels import chips, nvrtc
 from oscar_kernels.cache import BatchView, WindowState
 from oscar_kernels.decode_attention import cuda, latent_cuda
 from oscar_kernels.decode_attention import variant as variants
+from oscar_kernels.kv_write import latent
 from oscar_kernels.spec import QuantSpec
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,16 @@ def test_decode_over_latents_compiles_and_has_room(
     assert registers <= 65536 // (latent_cuda.THREADS * latent_cuda.RESIDENT)
     assert stack == 0
     assert latent_cuda.shared_bytes(8, each) <= chip.shared_bytes
+
+
+@ALL
+def test_the_write_of_latents_compiles(
+    capability: chips.Capability, compiler: Path, tmp_path: Path
+) -> None:
+    integers = dict.fromkeys(("SLOT_T", "ROW_T", "POSITION_T", "END_T"), "long long")
+    made = {"D": 512, "ROPE": 64, "GROUPS": 4, "FEEDBACK": 1, **integers}
+    build = latent.build(made, chips.Target(capability, chips.CHIPS[capability].shared_bytes, 1))
+    assert resources(build, "oscar_write_latents", tmp_path)[1] == 0
 
 
 @pytest.mark.parametrize(("named", "arch", "shared"), [
