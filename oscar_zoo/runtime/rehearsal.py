@@ -18,7 +18,6 @@ from oscar_kernels.ahead import Job, Recorder, recording
 from oscar_kernels.cache import BatchView, Drafts, LayerCache, TokenTargets, Transforms
 from oscar_kernels.chips import Target
 from oscar_kernels.decode_attention import dispatch as decode_dispatch
-from oscar_kernels.decode_attention import latent_cuda
 from oscar_kernels.kv_write import dispatch as write_dispatch
 from oscar_kernels.kv_write import launcher as write_launcher
 from oscar_kernels.spec import QuantSpec
@@ -127,8 +126,7 @@ def _ops(recorder: Recorder) -> Ops:
         targets: TokenTargets,
         **of: Any,
     ) -> Tensor | None:
-        named = ("query", "query_out", "rows_out", "parts")
-        rows = {name: of[name] for name in named if name in of}
+        rows = {name: x for name, x in of.items() if name != "windows"}
         build = write_dispatch.planned(key, value, cache, transforms, targets, gpu, **rows)
         if build is None:
             return write_launcher.write_kv_int2(key, value, cache, transforms, targets, **of)
@@ -142,8 +140,7 @@ def _ops(recorder: Recorder) -> Ops:
         if build is None:
             return decode_dispatch.in_triton(cache)(query, cache, view, **of)
         recorder.note(build)
-        if cache.latent:
-            latent_cuda.decode_attention(query, cache, view, stage1=False, **of)
+        decode_dispatch.beside_cuda(query, cache, view, **of)
         out: Tensor = of["out"]
         return out
 

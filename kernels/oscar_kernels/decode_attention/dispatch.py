@@ -67,6 +67,12 @@ def in_triton(cache: LayerCache) -> Callable[..., Tensor]:
     return latent.decode_attention if cache.latent else triton_launcher.decode_attention
 
 
+def beside_cuda(query: Tensor, cache: LayerCache, batch: BatchView, **options: Any) -> None:
+    """What a call that runs in CUDA C++ launches in Triton besides, so that it can be compiled."""
+    if cache.latent:
+        latent_cuda.decode_attention(query, cache, batch, stage1=False, **options)
+
+
 def planned(
     query: Tensor,
     cache: LayerCache,
