@@ -126,8 +126,7 @@ def _ops(recorder: Recorder) -> Ops:
         targets: TokenTargets,
         **of: Any,
     ) -> Tensor | None:
-        rows = {name: x for name, x in of.items() if name != "windows"}
-        build = write_dispatch.planned(key, value, cache, transforms, targets, gpu, **rows)
+        build = write_dispatch.planned(key, value, cache, transforms, targets, gpu, **of)
         if build is None:
             return write_launcher.write_kv_int2(key, value, cache, transforms, targets, **of)
         recorder.note(build)

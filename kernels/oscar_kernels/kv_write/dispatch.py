@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from oscar_kernels import reference
-from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
+from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
 from oscar_kernels.chips import WRITE, Target
 from oscar_kernels.kv_write import cuda as cuda_launcher
 from oscar_kernels.kv_write import latent
@@ -72,6 +72,8 @@ def planned(
     transforms: Transforms,
     targets: TokenTargets,
     gpu: Target,
+    *,
+    windows: WindowState | None = None,
     parts: Parts = "all",
     **rows: Any,
 ) -> Build | None:
@@ -80,7 +82,7 @@ def planned(
 
     Args:
         key, value, cache, transforms, targets: on any device.
-        parts, rows: of the call; `query`, `query_out` and `rows_out`.
+        windows, parts, rows: of the call; `query`, `query_out` and `rows_out`.
     """
     if not wanted():
         return None
