@@ -18,7 +18,7 @@ struct Params {
   const END_T* ends;
   const int* sink_block;
   long long rotary_token;  // stride, in bytes
-  int sink, recent, ring;
+  int tokens, sink, recent, ring;
 };
 
 // The row and its rotary key as they are, in bfloat16.
@@ -72,8 +72,29 @@ struct Scales {
   }
 };
 
+// Codes of the byte of lane `turn` among bytes 32 * k on, whose errors move all channels behind it.
+DEV void round_byte(float (&x)[OWN][4], u32 (&words)[OWN], const Scales& scales, const Weights& weights, int k, int turn,
+                    int lane) {
+  float target[4], errors[4];  // every lane works on its own byte; that of the lane whose turn it is counts
+  UNROLL for (int q = 0; q < 4; q++) target[q] = x[k][q];
+  u32 word = 0;
+  UNROLL for (int q = 0; q < 4; q++) {
+    const u32 code = scales.code(target[q], q);
+    errors[q] = (float)code * scales.step[q] + scales.low[q] - target[q];
+    word |= code << 2 * q;
+    weights.carry(target, errors[q], q, k);
+  }
+  if (lane == turn) words[k] = word;
+  UNROLL for (int q = 0; q < 4; q++) {
+    const float error = float_of(shuffle_from(bits_of(errors[q]), turn));
+    UNROLL for (int i = k; i < OWN; i++) weights.carry(x[i], error, q, i);
+  }
+}
+
 KERNEL(oscar_write_latents, 32, Params p) {
   const int token = block_index(), lane = thread_index();
+  if (FEEDBACK)  // all of it at once: a lane waits for what it needs next
+    for (int i = token * 32 + lane; i < D * D / 64; i += p.tokens * 32) prefetch(p.feedback + 128 * i);
   const float* row = p.rows + (long long)token * D;
   const u32* rotary = (const u32*)(p.rotary + token * p.rotary_token);
   float x[OWN][4];
@@ -89,25 +110,14 @@ KERNEL(oscar_write_latents, 32, Params p) {
   u8* codes = p.codes + slot * RECORD;
   u32 words[OWN] = {};
   if (FEEDBACK) {
-    Weights now, next;
-    now.load(p, 0, 0, lane);
-    UNROLL for (int k = 0; k < OWN; k++) UNROLL_1 for (int turn = 0; turn < 32; turn++) {
-      next.load(p, min(32 * k + turn + 1, BYTES - 1), k, lane);
-      float target[4], errors[4];  // every lane works on its own byte; that of the lane whose turn it is counts
-      UNROLL for (int q = 0; q < 4; q++) target[q] = x[k][q];
-      u32 word = 0;
-      UNROLL for (int q = 0; q < 4; q++) {
-        const u32 code = scales.code(target[q], q);
-        errors[q] = (float)code * scales.step[q] + scales.low[q] - target[q];
-        word |= code << 2 * q;
-        now.carry(target, errors[q], q, k);
-      }
-      if (lane == turn) words[k] = word;
-      UNROLL for (int q = 0; q < 4; q++) {
-        const float error = float_of(shuffle_from(bits_of(errors[q]), turn));
-        UNROLL for (int i = k; i < OWN; i++) now.carry(x[i], error, q, i);
-      }
-      now = next;
+    Weights even, odd;
+    even.load(p, 0, 0, lane);
+    UNROLL for (int k = 0; k < OWN; k++) UNROLL_1 for (int turn = 0; turn < 32; turn += 2) {
+      const int byte = 32 * k + turn;
+      odd.load(p, byte + 1, k, lane);
+      round_byte(x, words, scales, even, k, turn, lane);
+      even.load(p, min(byte + 2, BYTES - 1), k, lane);
+      round_byte(x, words, scales, odd, k, turn + 1, lane);
     }
   } else {
     UNROLL for (int k = 0; k < OWN; k++) UNROLL for (int q = 0; q < 4; q++) words[k] |= scales.code(x[k][q], q) << 2 * q;

@@ -149,7 +149,7 @@ class Params(ctypes.Structure):
             "ring_latent", "ring_rotary", "slots", "places", "positions", "ends", "sink_block",
         )),
         ("rotary_token", ctypes.c_longlong),
-        *((name, ctypes.c_int) for name in ("sink", "recent", "ring")),
+        *((name, ctypes.c_int) for name in ("tokens", "sink", "recent", "ring")),
     )  # fmt: skip
 
 
@@ -165,6 +165,6 @@ def arguments(
     feedback = transforms.k_feedback
     return Params(
         rows.data_ptr(), value.data_ptr(), None if feedback is None else feedback.data_ptr(),
-        *(x.data_ptr() for x in tensors), 2 * value.stride(0), cache.sink, cache.recent,
+        *(x.data_ptr() for x in tensors), 2 * value.stride(0), len(rows), cache.sink, cache.recent,
         max(1, cache.ring_rows),
     )  # fmt: skip

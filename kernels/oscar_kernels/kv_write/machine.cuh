@@ -79,6 +79,7 @@ DEV void dependents_may_start() { asm volatile("griddepcontrol.launch_dependents
 
 DEV void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 DEV void copy_async(u32 to, const void* from) {  // 16 bytes to shared memory
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }

@@ -199,6 +199,7 @@ DEV void warp_sync() { machine::exchange(0, 8); }
 DEV void dependents_may_start() {}
 DEV void wait_for_previous() {}
 
+DEV void prefetch(const void* at) { (void)*static_cast<const volatile u8*>(at); }
 DEV void copy_async(u32 to, const void* from) {
   machine::check((uintptr_t)from % 16 == 0, "source of a copy is not aligned");
   if (machine::eager) machine::land({{to, from}});
