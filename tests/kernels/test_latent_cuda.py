@@ -1,82 +1,54 @@
-"""Stage 1 of the CUDA kernel for latents, run by an emulator where g++ is."""
+"""The CUDA kernels for latents, run by an emulator where g++ is: stage 1 of decode attention, and
+steps of a cache that they and the write of few latents make together."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import math
-import shutil
+from typing import Any
 
 import pytest
 import torch
-from emulation import EMULATORS, Emulator
+from cache_oracle import PlainPrefill
+from latent_emulation import USUAL, EmulatedDecode, EmulatedWrite
 from random_caches import Filling, random_cache
+from small_caches import Both, CacheShape
 from torch import Tensor
 
 from oscar_kernels import reference
-from oscar_kernels.decode_attention import latent_cuda
+from oscar_kernels.kv_write import latent
 from oscar_kernels.spec import PLAIN, QuantSpec
+from oscar_zoo.runtime.dispatch import REFERENCES
 
 SPECS = QuantSpec(512, 128, 0.96), QuantSpec(64, 64, bits=PLAIN)
 
 
 @pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    folder = tmp_path_factory.mktemp("latents")
-    made = Emulator(latent_cuda.SOURCE, "decode_emulator", latent_cuda.Params, folder)
-    shutil.copy(EMULATORS / "latent_emulator/emulate.cpp", folder)
-    return made
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDecode:
+    return EmulatedDecode(tmp_path_factory.mktemp("latents"))
 
 
 def errors(
-    emulator: Emulator,
-    filling: Filling,
-    query: Tensor,
-    splits: tuple[int, int],
-    each: int,
-    built: tuple[int, int] = (latent_cuda.STAGES, latent_cuda.RESIDENT),
-    *,
-    eager: bool = False,
+    emulated: EmulatedDecode, filling: Filling, query: Tensor, **how: Any
 ) -> list[tuple[float, float]]:
-    """Of every request, relative, and those of plain attention in bfloat16. Tensors of the cache
-    are all that may be read, splits without tokens leave their outputs, and scratch is NaN."""
-    cache, batch = filling.cache, filling.batch
-    requests, heads = query.shape[:2]
-    library = emulator.library(latent_cuda.flags(batch, each, *built))
-    partial = torch.full((requests, heads, sum(splits), 512), math.nan)
-    lse = torch.full((requests, heads, sum(splits)), math.nan)
-    given = latent_cuda.arguments(query, cache, batch, (partial, lse), 0.2, splits, each)
-    library.forget()
-    lists = (batch.kv_indptr, batch.kv_indices, batch.rows, *batch.windows.tensors)
-    for x in (query, *cache.stores, *lists):
-        library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes))
-    message, columns = ctypes.create_string_buffer(201), -(-heads // each) * sum(splits)
-    shared = latent_cuda.shared_bytes(batch.kv_indices.element_size(), each, built[0])
-    good = library.emulate(ctypes.byref(given), columns, requests, shared, eager, heads, message)
-    assert good, message.value.decode()
-    assert not lse.isnan().any()
-    shares = torch.softmax(lse * math.log(2), -1)[..., None]
-    found = (partial.nan_to_num() * shares).sum(2)
-    wanted = reference.decode_attention(query.double(), cache, batch, sm_scale=0.2)
-    plain = reference.decode_attention(query, cache, batch, sm_scale=0.2)
+    """Of every request, relative, and those of plain attention in bfloat16."""
+    given = query, filling.cache, filling.batch
+    found = emulated.attend(*given, sm_scale=0.2, **how)
+    wanted = reference.decode_attention(query.double(), *given[1:], sm_scale=0.2)
+    plain = reference.decode_attention(*given, sm_scale=0.2)
     lost = [(x - wanted).norm(dim=(1, 2)) / wanted.norm(dim=(1, 2)) for x in (found, plain)]
     return list(zip(*(x.tolist() for x in lost), strict=True))
 
 
 @pytest.mark.parametrize(
     ("heads", "each", "splits", "windows"),
-    [
-        (16, 16, (2, 1), (4, 8, 2, None)),
-        (20, 16, (1, 2), (4, 40, None, 60)),
-        (20, 24, (2, 2), (4, 40, None, 60)),
-        (5, 8, (3, 1), (0, 0, 0, None)),
-    ],
+    [(16, 16, (2, 1), (4, 8, 2, None)), (20, 16, (1, 2), (4, 40, None, 60)),
+     (20, 24, (2, 2), (4, 40, None, 60)), (5, 8, (3, 1), (0, 0, 0, None))],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
-@pytest.mark.parametrize("built", [(3, 2), (2, 3)], ids=str)
+@pytest.mark.parametrize("built", [USUAL, (2, 3)], ids=str)
 def test_outputs(
-    emulator: Emulator,
+    emulated: EmulatedDecode,
     heads: int,
     each: int,
     splits: tuple[int, int],
@@ -94,12 +66,13 @@ def test_outputs(
     for values in (filling.cache.affine, filling.cache.sink_k, filling.cache.ring_k):
         values[:] *= scale
     query = (torch.randn(4, heads, 576) / max(1.0, scale)).bfloat16()
-    for error, usual in errors(emulator, filling, query, splits, each, built, eager=scale == 1):
+    how = {"splits": splits, "each": each, "built": built, "eager": scale == 1}
+    for error, usual in errors(emulated, filling, query, **how):
         assert error < max(0.004, 2 * usual)
 
 
 @pytest.mark.parametrize("slots", [torch.int32, torch.int64], ids=str)
-def test_logits_that_climb_from_tile_to_tile(emulator: Emulator, slots: torch.dtype) -> None:
+def test_logits_that_climb_from_tile_to_tile(emulated: EmulatedDecode, slots: torch.dtype) -> None:
     """Sums are scaled anew where a logit is far above the highest so far."""
     torch.manual_seed(0)
     filling = random_cache(
@@ -110,7 +83,38 @@ def test_logits_that_climb_from_tile_to_tile(emulator: Emulator, slots: torch.dt
     rotary = filling.cache.codes.view(torch.bfloat16)[batch.kv_indices.long(), 0, 64:]
     filling.cache.codes.view(torch.bfloat16)[batch.kv_indices.long(), 0, 64:] = rotary + climbing
     query = torch.cat([torch.randn(1, 16, 512), torch.ones(1, 16, 64)], -1).bfloat16()
-    ((error, usual),) = errors(
-        emulator, dataclasses.replace(filling, batch=batch), query, (1, 1), 16
-    )
+    filling = dataclasses.replace(filling, batch=batch)
+    ((error, usual),) = errors(emulated, filling, query, splits=(1, 1), each=16)
     assert error < max(0.004, 2 * usual)
+
+
+def test_steps_of_a_cache(
+    emulated: EmulatedDecode, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Tokens that the write leaves are those that the attention of the same step reads."""
+    few = EmulatedWrite(tmp_path_factory.mktemp("writes"))
+    wrote = 0
+
+    def write(key: Tensor, value: Tensor, *others: Any, **options: Any) -> Tensor | None:
+        nonlocal wrote
+        how = {name: options[name] for name in ("parts", "rows_out") if name in options}
+        if latent.misfit(key, value, others[0], others[2], **how):
+            return reference.write_kv_int2(key, value, *others, **options)
+        wrote += 1
+        return few.write_kv_int2(key, value, *others, **options)
+
+    given = {"write": write, "decode": emulated.decode_attention, "rows_dtype": None}
+    shape = CacheShape(
+        1, 5, (QuantSpec(512, 128), SPECS[1]), sink=4, recent=8, rows=5, slots=400, longest=160,
+        piece=64, dtype=torch.bfloat16,
+    )  # fmt: skip
+    both = Both(shape, PlainPrefill(), seed=5, kernels=dataclasses.replace(REFERENCES, **given))
+    for row in (1, 3):
+        both.begin(row)
+    both.step({1: 130, 3: 2})
+    both.adopt_codes()
+    for step in range(12):  # more than a window
+        want, got = both.outputs({1: 1, 3: 1}, decode=True)
+        assert (got - want).norm() < 0.02 * want.norm(), step
+        assert both.adopt_codes() < 0.005
+    assert wrote == 12

@@ -3,17 +3,12 @@ GPU."""
 
 from __future__ import annotations
 
-import ctypes
-import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from emulation import EMULATORS, Emulator
 from kv_write_jobs import DEVICE, Job, assert_same, bfloat16_job, fed_back
-from torch import Tensor
+from latent_emulation import EmulatedWrite
 
 from oscar_kernels.kv_write import dispatch, latent
 from oscar_kernels.spec import PLAIN, QuantSpec
@@ -31,38 +26,15 @@ def job_of(spec: tuple[int, int], rotary: int, carried: bool, tokens: int = 9) -
     return fed_back(job) if carried else job
 
 
-class Emulated:
-    """The emulator as a module with the op."""
-
-    def __init__(self, folder: Path) -> None:
-        self.emulator = Emulator(latent.SOURCE, "emulator", latent.Params, folder)
-        shutil.copy(EMULATORS / "latent_write_emulator/emulate.cpp", folder)
-
-    def write_kv_int2(
-        self, *given: Any, windows: Any, query: Tensor, query_out: Tensor | None = None
-    ) -> Tensor:
-        key, value, cache, transforms, targets = given
-        assert latent.misfit(key, value, cache, targets) is None
-        rows = latent.transformed(key, transforms)
-        parameters = latent.arguments(rows, value, cache, transforms, targets, windows)
-        library, message = (
-            self.emulator.library(latent.flags(cache, transforms, targets)),
-            ctypes.create_string_buffer(201),
-        )
-        good = library.emulate(ctypes.byref(parameters), len(key), 3, message)
-        assert good, message.value.decode()
-        return latent.transformed_query(query, query_out, transforms)
-
-
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    return Emulated(tmp_path_factory.mktemp("latent_write"))
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedWrite:
+    return EmulatedWrite(tmp_path_factory.mktemp("latent_write"))
 
 
 @SHAPES
 @CARRIED
 def test_bytes_equal_the_reference(
-    emulated: Emulated, spec: tuple[int, int], rotary: int, carried: bool
+    emulated: EmulatedWrite, spec: tuple[int, int], rotary: int, carried: bool
 ) -> None:
     if DEVICE == "cuda":
         pytest.skip("the emulator needs tensors on the CPU")
