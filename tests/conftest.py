@@ -91,8 +91,11 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Command lines in this process: `cli_output.Cli`."""
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Command lines in this process: `cli_output.Cli`. They start no Python that imports SGLang for
+    its parser alone."""
+    forked = importlib.import_module("forked_commands")
+    monkeypatch.setattr("oscar_zoo.children.output", forked.output)
     return importlib.import_module("cli_output").Cli(capsys)
 
 

@@ -50,7 +50,7 @@ class Experiment:
         promise: one sentence.
         run: does it.
         lacking: says why it cannot run on this machine, or `None`.
-        short_form: the tests that stand in `make test` for a sample, where a sample takes too long.
+        instead: the tests of parts of it that `make test` runs, where a sample takes too long.
     """
 
     number: str
@@ -58,4 +58,4 @@ class Experiment:
     promise: str
     run: Callable[[Scale], Found]
     lacking: Callable[[], str | None] = lambda: None
-    short_form: str | None = None
+    instead: str | None = None

@@ -78,8 +78,8 @@ def _run(experiment: Experiment, *, whole: bool) -> Row:
     print(f"{experiment.number} {experiment.name} ...", flush=True)
     began = time.monotonic()
     found: Found | str | None = experiment.lacking()
-    if not whole and experiment.short_form is not None:
-        found = f"its short form is {experiment.short_form}"
+    if not whole and experiment.instead is not None:
+        found = f"`make test` runs {experiment.instead} instead"
     if found is None:
         with tempfile.TemporaryDirectory(prefix="reliability-") as work:
             try:

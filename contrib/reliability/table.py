@@ -1,8 +1,8 @@
 """Every experiment of `make reliability`, one row each, in the order of the page.
 
-To add one, write a function that takes a `Scale` and returns a `Found`, and add its row. The short
-form of every row runs in `make test`, so it takes a few seconds at most; `short_form` names other
-tests where there can be none.
+To add one, write a function that takes a `Scale` and returns a `Found`, and add its row. A sample
+of it runs in `make test`, so that takes a few seconds at most; `instead` names other tests where
+none does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXPERIMENTS = (
         "No file crashes or hangs the reader, also where coverage leads from file to file.",
         fuzz_coverage.guided,
         fuzz_coverage.lacking,
-        short_form="contrib/reliability/fuzz_experiments.py",
+        instead="tests/reliability/test_short.py",
     ),
     Experiment(
         "S4",
@@ -81,7 +81,7 @@ EXPERIMENTS = (
         " again repairs the rest.",
         disk_experiments.killed_anywhere,
         disk_faults.lacking,
-        short_form="tests/registry/test_store.py",
+        instead="tests/registry/test_store.py",
     ),
     Experiment(
         "S8",
@@ -96,7 +96,7 @@ EXPERIMENTS = (
         "A disk that fills up ends a command with an exit code and one line, and nothing is lost.",
         full_disk.filled,
         full_disk.lacking,
-        short_form="tests/registry/test_store.py",
+        instead="tests/registry/test_store.py",
     ),
     Experiment(
         "S9",
@@ -154,7 +154,7 @@ EXPERIMENTS = (
         "A server holds under load, and leaves nothing behind when a process of it is killed.",
         load_experiments.held_under_load,
         load_experiments.lacking_sglang,
-        short_form="tests/cli/test_bench.py",
+        instead="tests/cli/test_bench.py",
     ),
     Experiment(
         "S16",
@@ -162,7 +162,7 @@ EXPERIMENTS = (
         "No client occupies a server: the others get their answers, and in time.",
         attack_experiments.occupied_by_nobody,
         load_experiments.lacking_sglang,
-        short_form="tests/engines/sglang/test_http.py",
+        instead="tests/engines/sglang/test_http.py",
     ),
     Experiment(
         "S17",

@@ -147,8 +147,9 @@ class FitReport:
     longest: Annotated[int | None, called("model_context", "Of a request at most, where known.")]
     requests: Annotated[Count, says("That run at the same time.")]
     usual_requests: Annotated[int, says("That serve lets run where its flags do not say it.")]
-    bits: Annotated[float, called("bits_per_element", "Of INT2, with its scales.")]
+    bits: Annotated[float, called("bits_per_element", "Of INT2, with scales and rotary keys.")]
     bits_source: str
+    latents: Annotated[bool, *HIDDEN]
     caches: tuple[FittingCache, ...]
     unknown: Annotated[str | None, called("other_layers_unknown", "Null where all is known.")]
     config_of: Annotated[str | None, *HIDDEN]
@@ -217,8 +218,7 @@ def run(params: FitGpuParams) -> FitReport:
         shared = {}
         for number in range(1, needs.geometry.num_q_heads + 1):
             if splits(needs.geometry, number):
-                share = gpu_share(needs, memory, weights.nbytes, number, rules.usable)
-                room, usual, kinds = share
+                room, usual, kinds = gpu_share(needs, memory, weights.nbytes, number, rules.usable)
                 given = room, context, params.requests or usual, limit
                 shared[number] = room, usual, tuple(FittingCache.of(one, *given) for one in kinds)
     except UsageError:
@@ -228,9 +228,7 @@ def run(params: FitGpuParams) -> FitReport:
             f"the INT2 cache does not take the heads of {name}: {error}.",
             hint="serve it with SGLang alone",
         ) from None
-    holding = {
-        n: _holds(caches[-1], params.requests, context) for n, (*_, caches) in shared.items()
-    }
+    holding = {n: _holds(found[-1], params.requests, context) for n, (*_, found) in shared.items()}
     # more memory does not make a model take longer requests
     possible = needs.longest is None or context <= needs.longest
     enough = [number for number in shared if possible and holding[number] is not False]
@@ -252,6 +250,7 @@ def run(params: FitGpuParams) -> FitReport:
         usual_requests=usual,
         bits=stored_bits(needs.geometry, needs.serving),
         bits_source=usual_bits if params.bits is None else GIVEN,
+        latents=bool(needs.geometry.rotary_key),
         caches=caches,
         unknown=needs.unknown,
         config_of=needs.config_of,

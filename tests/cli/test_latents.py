@@ -65,6 +65,9 @@ def test_from_a_model_to_figures(cli: Cli, made: Path, tmp_path: Path) -> None:
     assert manifest.bits_per_element == pytest.approx(bits)
     assert rows["artifact"]["perplexity"] == pytest.approx(rows["bf16"]["perplexity"], rel=0.2)
     assert rows["artifact"]["perplexity"] != rows["bf16"]["perplexity"]
+    cli(0, "eval", artifact, "--model", made / "model", *SHORT, "--task", "perplexity")
+    assert "rotary keys" in cli.err
+    assert "rotary keys" in cli(0, "fit-gpu", made / "model", "--memory", "24GiB")
 
     hub = ("--hub", f"file:{tmp_path / 'hub'}")
     cli(0, "publish", artifact, *hub, "--create")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cli_child import Cli as FreshCli
 from cli_output import Cli
 from engines import MODEL, environment, needs_sglang
 from forked_commands import ForkedCli
@@ -299,7 +300,9 @@ def test_a_model_not_fetched_has_a_next_step(tmp_path: Path, said: str, step: st
 def test_sglang_s_parser_ends_with_2(words: str, flag: str, tmp_path: Path, artifact: Path) -> None:
     (tmp_path / "tmp").mkdir()
     own = {"TMPDIR": str(tmp_path / "tmp"), "OSCAR_ZOO_PORT": os.environ["OSCAR_ZOO_PORT"]}
-    run = ForkedCli(environment(HF_HUB_OFFLINE="1", **own), tmp_path)
+    # What `--print` asks the parser in is a fresh process in no other test.
+    started = FreshCli if "--print" in words else ForkedCli
+    run = started(environment(HF_HUB_OFFLINE="1", **own), tmp_path)
     done = run(*words.replace("MODEL", str(MODEL)).split(), "--json", "--", flag)
     assert done.code == 2, done.err
     error = done.json["error"]

@@ -1,4 +1,4 @@
-"""Every promise on a sample that takes seconds; `make reliability` runs the whole."""
+"""Promises on a sample that takes seconds; `make reliability` runs the whole."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from experiment import Experiment, Scale
 from table import EXPERIMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = [one for one in EXPERIMENTS if one.short_form is None]
+SHORT = [one for one in EXPERIMENTS if one.instead is None]
 
 
 @pytest.mark.slow
@@ -21,8 +21,8 @@ def test_the_promise_holds(experiment: Experiment, tmp_path: Path) -> None:
     assert found.figures
 
 
-def test_every_promise_has_a_row_and_a_short_form() -> None:
+def test_every_promise_has_a_row_and_tests() -> None:
     assert {one.number for one in EXPERIMENTS} == {f"S{number}" for number in range(1, 18)}
     assert len({one.name for one in EXPERIMENTS}) == len(EXPERIMENTS)
-    elsewhere = [one.short_form for one in EXPERIMENTS if one.short_form is not None]
+    elsewhere = [one.instead for one in EXPERIMENTS if one.instead is not None]
     assert all((ROOT / place).is_file() for place in elsewhere)

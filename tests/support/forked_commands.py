@@ -16,8 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cli_child import Cli, Finished
+from engines import INSTALLED
 from forked_python import fork_programs
 from sglang_forks import Forks, connect_to, shared
+
+from oscar_zoo import children
+from oscar_zoo.engines.sglang.launch.server import READS
+
+OUTPUT = children.output
 
 
 class ForkedCli(Cli):
@@ -63,6 +69,16 @@ def forked(
     given = {"command": [*map(str, command)], "environment": dict(environment), "out": str(out)}
     code = (forks or shared()).call("forked_commands:_run", folder, err, **given)
     return Finished(code, out.read_text(), err.read_text())
+
+
+def output(command: list[str], *, env: Mapping[str, str], seconds: float) -> str:
+    """`children.output`, but SGLang's parser is asked by a fork."""
+    if READS not in command or not INSTALLED:
+        return OUTPUT(command, env=env, seconds=seconds)
+    with tempfile.TemporaryDirectory() as results:
+        done = forked(command[1:], env, Path.cwd(), results=Path(results))
+    subprocess.CompletedProcess(command, done.code, stderr=done.err).check_returncode()
+    return done.out
 
 
 def _run(command: list[str], environment: dict[str, str], out: str, number: str = "") -> None:

@@ -1,7 +1,6 @@
 """Programs of this interpreter that are forked from this process instead of started: what it has
 imported they need not import."""
 
-import contextlib
 import importlib
 import inspect
 import os
@@ -86,7 +85,7 @@ def _become(asked: SimpleNamespace, how: str, what: str, arguments: list[str]) -
         if asked.env is not None:
             os.environ.clear()
             os.environ.update(asked.env)
-        _close_files()
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         _follow_path(os.environ)
         _fork_workers()
         sys.argv = [what if how == "-m" else how, *arguments]
@@ -97,13 +96,6 @@ def _become(asked: SimpleNamespace, how: str, what: str, arguments: list[str]) -
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _close_files() -> None:
-    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 (no paths)
-        if number > 2:
-            with contextlib.suppress(OSError):  # that of this list
-                os.close(number)
 
 
 def _default_signals() -> None:

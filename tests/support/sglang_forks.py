@@ -46,7 +46,7 @@ class Forks:
         self._stream = connection.makefile("rw")
         connection.close()  # the stream keeps it open
         self._turn = threading.Lock()
-        self._running = 0
+        self.running = 0
         failure = self._reply()
         assert not failure, f"what is forked cannot be imported:\n{failure[-4000:]}"
 
@@ -71,21 +71,17 @@ class Forks:
         with self._turn:
             self._stream.write(json.dumps(order) + "\n")
             self._stream.flush()
-            self._running = self._reply()
+            self.running = self._reply()
             patience = threading.Timer(SECONDS, self.kill)
             patience.start()
             try:
                 return int(self._reply())
             finally:
-                self._running = 0
+                self.running = 0
                 patience.cancel()
 
-    @property
-    def running(self) -> int:
-        return self._running
-
     def kill(self) -> None:
-        if pid := self._running:
+        if pid := self.running:
             for kill in (os.kill, os.killpg):  # it may not have its group yet
                 with contextlib.suppress(ProcessLookupError):
                     kill(pid, signal.SIGKILL)

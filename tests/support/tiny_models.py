@@ -182,7 +182,9 @@ def _watch(attention: Any, rows: list[Rows]) -> list[Any]:
         if hasattr(attention, "sinks"):  # gpt-oss gives the angle of a pair once
             angles = [torch.cat([part, part], -1) for part in angles]
         q, k = (rotated(x, *angles) for x in (q, k))
-        rows.append(Rows(q, k, v, softmax_attention(q, k, v, softmax_of(attention))))
+        more = (getattr(attention, name, None) for name in ("attn_logit_softcapping", "sinks"))
+        out = softmax_attention(q, k, v, Softmax(attention.scaling, *more))
+        rows.append(Rows(q, k, v, out))
 
     handles = [attention.register_forward_pre_hook(positions, with_kwargs=True)]
     for name in "qkv":
@@ -208,11 +210,6 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     turn, rest = x[..., :width], x[..., width:]
     first, second = turn.chunk(2, -1)
     return torch.cat([turn * cosine + torch.cat([-second, first], -1) * sine, rest], -1)
-
-
-def softmax_of(attention: Any) -> Softmax:
-    cap = getattr(attention, "attn_logit_softcapping", None)
-    return Softmax(attention.scaling, cap, getattr(attention, "sinks", None))
 
 
 def softmax_attention(query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> Tensor:

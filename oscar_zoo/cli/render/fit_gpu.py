@@ -38,9 +38,9 @@ def print_fit(report: FitReport, params: FitGpuParams, *, quiet: bool) -> None:
     if report.room == 0:
         return
     _print_table(report, verdict=params.requests is not None)
-    terminal.prose(
-        f"INT2 stores {report.bits:g} bits per element with its scales ({report.bits_source})"
-    )
+    scales = "scales and rotary keys" if report.latents else "scales"
+    stored = f"{report.bits:g} bits per element with its {scales} ({report.bits_source})"
+    terminal.prose(f"INT2 stores {stored}")
     *others, int2 = (one.request_bytes for one in report.caches)
     beside = f", {terminal.megabytes(max(others))} with the others" if max(others) else ""
     more = "" if report.other_layers else ", as far as the zoo knows"

@@ -204,7 +204,7 @@ def check_words(words: Sequence[str]) -> dict[str, str]:
     given = dict(_pairs(words))
     for flag in given.keys() - ALLOWED:
         why = INSTEAD.get(flag, "it is none of the flags of vLLM that docs/vllm.md lists")
-        near = () if flag in INSTEAD else difflib.get_close_matches(flag, ALLOWED)
+        near = () if flag in INSTEAD else difflib.get_close_matches(flag, ALLOWED, cutoff=0.65)
         raise UsageError(f"{flag} is not allowed after --: {why}.", suggestions=near)
     if given.get(FORMAT, "dummy") not in FORMATS:
         raise UsageError(f"{FORMAT} {given[FORMAT]} is not read here.", hint="leave it out")

@@ -50,6 +50,7 @@ def test_a_command_for_vllm(cli: Cli, tmp_path: Path) -> None:
     odd = "--middleware=a.b", "--max-num-seqs=0", "--max-num-s=9"
     for flag in (*refused.split(), *odd, *others):
         cli.refused(2, *line, "--print", "--", flag)
+    assert cli.json(2, *line, *own, "--", "--tp-sise=2")["error"]["hint"] is None
     cli.refused(2, *line, *elsewhere, "--drafts=mtp")
     drafted = cli.json(0, *line, *elsewhere, "--drafts")
     assert f"{command.DRAFTS}={json.dumps(command.NGRAMS)}" in drafted["argv"]
