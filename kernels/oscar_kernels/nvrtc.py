@@ -56,6 +56,15 @@ class DriverError(RuntimeError):
     """The driver refused a call."""
 
 
+def failure(load: Callable[[], object]) -> str | None:
+    """Why code cannot be compiled and loaded, in one line; `None` once it is."""
+    try:
+        load()
+    except (CompilerMissing, CompilationFailed, DriverError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
 @dataclass(frozen=True)
 class CudaSource:
     """CUDA C++ of one folder.

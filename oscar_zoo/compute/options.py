@@ -57,8 +57,9 @@ class Job(ComputeParams):
 
     @property
     def raises(self) -> bool:
-        """Whether nobody asked for 2 bits: where they fail their gates, layers get more."""
-        return self.bits is None
+        """Whether layers get more where 2 bits fail their gates, because nobody asked for them.
+        Latents do not: servers read codes of 2 bits alone."""
+        return self.bits is None and not self.latent
 
     @property
     def methods(self) -> tuple[Method, ...]:

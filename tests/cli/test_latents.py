@@ -75,6 +75,15 @@ def test_from_a_model_to_figures(cli: Cli, made: Path, tmp_path: Path) -> None:
     assert pulled["digest"] == manifest.digest
 
 
+@pytest.mark.parametrize("made", ["deepseek_v2"], indirect=True)
+def test_by_default_codes_are_those_that_a_server_reads(made: Path, tmp_path: Path) -> None:
+    """Random weights are far from what 2 bits should lose; only who asks gets wider codes."""
+    options: dict[str, Any] = {"calib_data": str(made / "text.txt"), "calib_tokens": 1024}
+    options["seq_len"] = 512
+    found = oscar_zoo.compute_artifact(made / "model", output=tmp_path / "made", **options)
+    assert found.bits_per_element == pytest.approx((128 * 2.25 + 32 * 16) / 160)
+
+
 def test_another_method_from_the_moments(cli: Cli, made: Path, tmp_path: Path) -> None:
     moments = made / "made.moments.safetensors"
     cli(0, "fit", moments, "--method", "oscar", "--output-dir", tmp_path / "oscar")

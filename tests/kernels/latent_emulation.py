@@ -17,8 +17,6 @@ from oscar_kernels.cache import BatchView, LayerCache
 from oscar_kernels.decode_attention import latent_cuda
 from oscar_kernels.kv_write import latent
 
-USUAL = latent_cuda.STAGES, latent_cuda.RESIDENT
-
 
 class EmulatedDecode:
     """Stage 1, and its splits merged in plain torch."""
@@ -36,14 +34,13 @@ class EmulatedDecode:
         sm_scale: float,
         splits: tuple[int, int],
         each: int,
-        built: tuple[int, int] = USUAL,
         eager: bool = False,
     ) -> Tensor:
         """Outputs in float32. Only tensors of the cache and of the batch may be read, and scratch
         is NaN: splits without tokens leave their outputs."""
         assert not (misfits := latent_cuda.misfit(query, cache, batch)), misfits
         requests, heads = query.shape[:2]
-        library = self.emulator.library(latent_cuda.flags(batch, each, *built))
+        library = self.emulator.library(latent_cuda.flags(batch, each))
         partial = torch.full((requests, heads, sum(splits), 512), math.nan)
         lse = torch.full((requests, heads, sum(splits)), math.nan)
         given = latent_cuda.arguments(query, cache, batch, (partial, lse), sm_scale, splits, each)
@@ -53,7 +50,7 @@ class EmulatedDecode:
             size = x.untyped_storage().nbytes() - x.storage_offset() * x.itemsize
             library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(size))
         message, columns = ctypes.create_string_buffer(201), -(-heads // each) * sum(splits)
-        shared = latent_cuda.shared_bytes(batch.kv_indices.element_size(), each, built[0])
+        shared = latent_cuda.shared_bytes(batch.kv_indices.element_size(), each)
         good = library.emulate(
             ctypes.byref(given), columns, requests, shared, eager, heads, message
         )

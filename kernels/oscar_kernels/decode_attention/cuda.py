@@ -71,12 +71,9 @@ def unsupported(
 @cache
 def _build_failure(made: AttentionVariant, device: torch.device) -> str | None:
     try:
-        _load(made, device)
+        return nvrtc.failure(lambda: _load(made, device))
     except NoAttentionVariant as error:
         return str(error)
-    except (nvrtc.CompilerMissing, nvrtc.CompilationFailed, nvrtc.DriverError) as error:
-        return " ".join(str(error).split())
-    return None
 
 
 def unbuildable(

@@ -9,23 +9,23 @@
 // What the digit loses of the query meets the middle of the codes, and all offsets the sums of the query, as one
 // product in tf32 of a token's scales and offsets with numbers of the head.
 //
-// Compiled by NVRTC, or by g++ for the emulator. -D: SLOT_T INDPTR_T ROW_T integer types, STAGES, RESIDENT
-// blocks of a multiprocessor, TILES of eight query heads. With more than two of either the digits stay in shared memory,
-// for want of registers.
+// Compiled by NVRTC, or by g++ for the emulator. -D: SLOT_T INDPTR_T ROW_T integer types, TILES of eight query
+// heads. With more than two the digits stay in shared memory, for want of registers.
 #include "machine.cuh"
 
+constexpr int STAGES = 3, RESIDENT = 2;  // of a block, and blocks of a multiprocessor
 constexpr int D = 512, ROPE = 64, GROUPS = 4, TILE = 64, WARPS = 4, THREADS = 32 * WARPS, HEADS = 8 * TILES;
 constexpr int ROW = D / 4 + 2 * ROPE, AFFINE = 4 * GROUPS, PITCH = ROW + AFFINE;  // bytes of a token
 constexpr int STAGE = TILE * PITCH, WEIGHT_ROW = TILES == 1 ? 16 : 48, WEIGHTS = GROUPS * TILE * WEIGHT_ROW;
 constexpr int TOPS_AT = STAGES * STAGE + 2 * WEIGHTS, FULL_AT = TOPS_AT + WARPS * HEADS * 4,
               DIGITS_AT = FULL_AT + (STAGES + 1) / 2 * 16, DIGITS = TILES * GROUPS * 4 * 32 * 8,
               SLOTS_AT = DIGITS_AT + DIGITS + WARPS * HEADS * 4 * 3;  // and what warps say of the query
-constexpr bool IN_SHARED = RESIDENT > 2 || TILES > 2;
+constexpr bool IN_SHARED = TILES > 2;
 // Exact rows: tiles of 16, spread over all banks.
 constexpr int EXACT_TILE = 16, EXACT_ROW = 2 * (D + ROPE), EXACT_PITCH = EXACT_ROW + 16;
 constexpr int EXACT_STAGE = EXACT_TILE * EXACT_PITCH, PARTS_AT = TOPS_AT - 2 * WARPS * HEADS * EXACT_TILE * 4,
-              EXACT_STAGES = PARTS_AT / EXACT_STAGE < STAGES ? PARTS_AT / EXACT_STAGE : STAGES;
-static_assert(EXACT_STAGES > 1);
+              EXACT_STAGES = STAGES;
+static_assert(EXACT_STAGES * EXACT_STAGE <= PARTS_AT);
 constexpr float HEADROOM = 10.f, MIDDLE = 1.5f;
 constexpr u32 MOST = 0x7800;  // of a weight, 2^15 in float16
 constexpr u32 BIG = 0x4B400000u;                             // 1.5 * 2^23, to which integers of 22 bits are added

@@ -212,11 +212,7 @@ def write_kv_int2(
 @cache
 def build_failure(made: WriteVariant, device: torch.device) -> str | None:
     """Why a variant cannot be compiled and loaded, in one line; `None` once it is."""
-    try:
-        _load(made, device)
-    except (nvrtc.CompilerMissing, nvrtc.CompilationFailed, nvrtc.DriverError) as error:
-        return " ".join(str(error).split())
-    return None
+    return nvrtc.failure(lambda: _load(made, device))
 
 
 def build(made: WriteVariant, version: int) -> nvrtc.Build:
