@@ -15,6 +15,7 @@ from small_caches import Both, CacheShape
 from torch import Tensor
 
 from oscar_kernels import reference
+from oscar_kernels.decode_attention import latent_cuda
 from oscar_kernels.kv_write import latent
 from oscar_kernels.spec import PLAIN, QuantSpec
 from oscar_zoo.runtime.dispatch import REFERENCES
@@ -84,6 +85,21 @@ def test_logits_that_climb_from_tile_to_tile(emulated: EmulatedDecode, slots: to
     filling = dataclasses.replace(filling, batch=batch)
     ((error, usual),) = errors(emulated, filling, query, splits=(1, 1), each=16)
     assert error < max(0.004, 2 * usual)
+
+
+def test_what_the_kernel_has_no_variant_for() -> None:
+    """Other widths, types, scales and a cap: all of it runs in Triton, silently."""
+    filling = random_cache([5], *SPECS, num_kv_heads=1, sink=2, recent=2, dtype=torch.bfloat16)
+    cache, batch, change = filling.cache, filling.batch, dataclasses.replace
+    query = torch.zeros(1, 4, 576, dtype=torch.bfloat16)
+    assert latent_cuda.misfit(query, cache, batch) is None
+    assert latent_cuda.misfit(query, cache, batch, 30.0)
+    assert latent_cuda.misfit(query.half(), cache, batch)
+    assert latent_cuda.misfit(torch.zeros(1, 4, 578, dtype=query.dtype)[..., 2:], cache, batch)
+    assert latent_cuda.misfit(query, change(cache, affine=cache.affine.bfloat16()), batch)
+    assert latent_cuda.misfit(query, change(cache, sink_k=cache.sink_k.half()), batch)
+    assert latent_cuda.misfit(query, cache, change(batch, rows=batch.rows.short()))
+    assert latent_cuda.misfit(query, change(cache, k_spec=QuantSpec(512, 256)), batch)
 
 
 def test_steps_of_a_cache(

@@ -43,6 +43,9 @@ def misfit(
         return f"a {query.dtype} query and {cache.affine.dtype} scales"
     if query.stride(0) % 4 or query.stride(1) % 4 or query.data_ptr() % 8:
         return "a query that is not aligned to 8 bytes"
+    lists = (batch.kv_indptr, batch.kv_indices, batch.rows)
+    if not {x.dtype for x in lists} <= _triton.INTEGERS.keys():
+        return "lists of other types than int32 and int64"
     return "logits with a cap" if logit_cap else None
 
 
