@@ -92,7 +92,7 @@ def computed(
         compute=params.compute,
         ask=params.ask,
         calib_data=params.calib_data,
-        device=params.device,
+        device=None if params.print_only else params.device,  # --print names the server's
         revision=params.revision,
         offline=Sources(params.hubs, offline=params.offline).offline,
         to_serve=True,

@@ -41,6 +41,7 @@ EXAMPLE_GPU = Answer(tested="a trained example of this architecture on an H100 a
 TINY = Answer(tested="a tiny random model on the CPU")
 TINY_GPU = Answer(tested="a tiny random model on an H100 and an H200")
 TINY_H200 = Answer(tested="a tiny random model on an H200")
+PERPLEXITY_H200 = Answer(tested="a small random model on an H200, by its perplexity alone")
 DUMMY_H200 = Answer(tested="dummy weights on an H200")
 UNTRIED = Answer()
 GPU_ALONE = Answer(reason="latents (MLA) are served on a GPU only")
@@ -62,8 +63,9 @@ ARCHITECTURES = (
     _row("qwen3", EXAMPLE, EXAMPLE, EXAMPLE, EXAMPLE_GPU),
     _row("qwen3_moe", TINY, TINY, TINY, TINY_GPU),
     _row(
-        "apertus ernie4_5 glm4 glm4_moe granite lfm2 lfm2_moe llama mistral mistral3 mixtral "
-        "olmo2 phi3 qwen2 qwen2_5_vl qwen3_vl qwen3_vl_moe seed_oss smollm3",
+        "apertus cohere2 ernie4_5 exaone4 exaone_moe gemma3 gemma3_text gemma4 gemma4_unified glm4 "
+        "glm4_moe granite lfm2 lfm2_moe llama mellum mistral mistral3 mixtral olmo2 phi3 qwen2 "
+        "qwen2_5_vl qwen3_vl qwen3_vl_moe seed_oss smollm3",
         TINY,
         TINY,
         TINY,
@@ -77,16 +79,9 @@ ARCHITECTURES = (
         TINY_H200,
     ),
     _row("minimax_m2 qwen3_5_moe qwen3_5_moe_text", TINY, TINY, NEEDS_CUDA, DUMMY_H200),
-    _row(
-        "cohere2 exaone4 exaone_moe gemma3 gemma3_text gemma4 gemma4_unified mellum",
-        TINY,
-        TINY,
-        TINY,
-        TINY_H200,
-    ),
     _row("gpt_oss", TINY, TINY, TINY, DUMMY_H200),
     _row("deepseek_v2 glm4_moe_lite", TINY, TINY, GPU_ALONE, UNTRIED),
-    _row("deepseek_v3", TINY, TINY, GPU_ALONE, TINY_H200),
+    _row("deepseek_v3", TINY, TINY, GPU_ALONE, PERPLEXITY_H200),
     _row("olmo3", TINY, TINY, TINY, UNTRIED),
     _row("gemma2", TINY, TINY, NEEDS_CUDA, UNTRIED),
     _row("gemma4_text", TINY, TINY, LANGUAGE_ALONE, LANGUAGE_ALONE),
