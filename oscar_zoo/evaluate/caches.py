@@ -171,10 +171,9 @@ def evaluate(
 ) -> EvalReport:
     """Measure BF16, the data-free baselines and an artifact, if there is one, on held-out text.
 
-    The clip of `recipe` is for `int2-hadamard-clip` and `artifact`. Windows and recall prompts have
-    `length` tokens at most; the model's own limit applies. With `settings`, the artifact is
-    measured under one after the other in place of the baselines, and `recipe` only describes the
-    report.
+    The clip of `recipe`, if any, is for `int2-hadamard-clip` and `artifact`. Windows and recall
+    prompts have `length` tokens at most; the model's own limit applies. With `settings`, the
+    artifact is measured under each in place of the baselines; `recipe` only describes the report.
     """
     caches: list[tuple[str, CacheSpec | None, Mapping[str, Any]]] = [("bf16", None, {})]
     if settings:
@@ -182,6 +181,8 @@ def evaluate(
         caches += [("artifact", CacheSpec(*artifact, one), changes) for one, changes in settings]
     else:
         found = caches_of(model.block, artifact, recipe)
+        if not (recipe.clip.k or recipe.clip.v):
+            del found["int2-hadamard-clip"]  # the same as `int2-hadamard`
         caches = [(name, spec, {}) for name, spec in found.items()]
     for _, spec, _ in caches:
         if spec is not None:
@@ -283,8 +284,7 @@ def compare(
             own=own,
             windows=choice.row.windows,
             source=choice.row.source,
-            # BF16 has none by definition.
-            divergence=divergence.value if cache else 0.0,
+            divergence=divergence.value if cache else 0.0,  # BF16 has none by definition
             divergence_error=standard_error(truediv, divergence) if cache else None,
             perplexity=perplexity.value,
             perplexity_change=100 * change,

@@ -15,7 +15,7 @@ from oscar_zoo import errors, paths
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.base import Hub
-from oscar_zoo.registry.known_names import close_names, knows
+from oscar_zoo.registry.known_names import close_names, known_versions, knows
 from oscar_zoo.registry.pins import Pin, same_hub
 from oscar_zoo.registry.store import Record
 
@@ -146,8 +146,8 @@ def _pinned_missing(
 def _missing(error: errors.OscarZooError, job: PullJob) -> errors.OscarZooError:
     """`error` about an artifact that is not here, with what is installed."""
     reference = job.reference
-    known = job.catalog.recipe(reference.name) is not None
-    if job.offline and known and all(hub.name == _own_zoo() for hub in job.hubs):
+    recipe = job.catalog.recipe(reference.name)
+    if job.offline and recipe and all(hub.name == _own_zoo() for hub in job.hubs):
         if not isinstance(error, errors.OfflineError):
             error = errors.OfflineError.for_name(str(reference), go_online=job.go_online)
     elif not isinstance(error, errors.NetworkError):
@@ -155,6 +155,8 @@ def _missing(error: errors.OscarZooError, job: PullJob) -> errors.OscarZooError:
     there = sorted({record.id.reference for record in job.store.installed()})
     more = f", ... ({len(there)} in all)" if len(there) > _SHOWN else ""
     here = f"installed: {', '.join(there[:_SHOWN])}{more}" if there else "no rotation is here yet"
+    if recipe and recipe.name not in {version.model for version in known_versions()}:
+        here = f"no published rotation of {recipe.name} is known, so one must be computed; {here}"
     if job.offline:
         error.advice = "; ".join(filter(None, (error.advice, here)))
         return error

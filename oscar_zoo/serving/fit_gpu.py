@@ -215,6 +215,8 @@ def run(params: FitGpuParams) -> FitReport:
     limit = None if needs.longest is None else max(needs.longest, context)
     try:
         needs = replace(needs, serving=recipe_of_bits(needs, params.bits))
+        if needs.geometry.rotary_key and (widths := needs.serving.widths) and 4 in widths.k.bits:
+            not_served = not_served or "`serve` takes latents (MLA) with codes of 2 bits alone"
         shared = {}
         for number in range(1, needs.geometry.num_q_heads + 1):
             if splits(needs.geometry, number):
@@ -366,10 +368,7 @@ def recipe_of_bits(needs: Needs, bits: float | Literal["auto"] | None) -> Servin
     if bits is None:
         return recipe
     if bits == "auto":
-        raise UsageError(
-            "--bits auto is what compute measures, so fit-gpu does not know it.",
-            hint="give a number of bits",
-        )
+        raise UsageError("--bits auto is what compute measures.", hint="give a number of bits")
     sides = 2 * len(geometry.attention_layers)
 
     def raised(number: int) -> ServingRecipe:

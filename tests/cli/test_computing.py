@@ -203,7 +203,7 @@ def test_what_cannot_be_computed_is_not_offered(cli: Cli) -> None:
 
 def test_a_folder_without_weights_is_refused_before_a_word(cli: Cli, tmp_path: Path) -> None:
     shutil.copy(MODEL / "config.json", tmp_path)
-    for words in (["pull", tmp_path], ["serve", tmp_path, "--print", "--device", "cpu"]):
+    for words in (["pull", tmp_path], ["serve", tmp_path, "--print", "--device", "cuda"]):
         err = cli.refused(1, *words, "--compute")
         assert "has no *.safetensors weights" in err and "Computing one" not in err
 

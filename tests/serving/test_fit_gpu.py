@@ -531,7 +531,7 @@ def test_latents_have_one_row_with_codes_and_one_in_16_bits(tmp_path: Path) -> N
     }
     assert kinds(report)["INT2"].ring == 27 * 2 * 576 * 256
     assert report.not_served is None and report.fitting_gpus == 1
-    queries = {**LATENTS, "q_lora_rank": 1536}
-    more = weights_of_config(ConfigFile(queries))
+    assert fit_gpu(str(tmp_path), memory="80GiB", bits=4).not_served
+    more = weights_of_config(ConfigFile({**LATENTS, "q_lora_rank": 1536}))
     assert more is not None
     assert more - report.weights.nbytes == 2 * 27 * (1536 * (2048 + 16 * 192) - 2048 * 16 * 192)

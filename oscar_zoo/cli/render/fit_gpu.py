@@ -39,7 +39,7 @@ def print_fit(report: FitReport, params: FitGpuParams, *, quiet: bool) -> None:
         return
     _print_table(report, verdict=params.requests is not None)
     scales = "scales and rotary keys" if report.latents else "scales"
-    stored = f"{report.bits:g} bits per element with its {scales} ({report.bits_source})"
+    stored = f"{round(report.bits, 2):g} bits per element with its {scales} ({report.bits_source})"
     terminal.prose(f"INT2 stores {stored}")
     *others, int2 = (one.request_bytes for one in report.caches)
     beside = f", {terminal.megabytes(max(others))} with the others" if max(others) else ""

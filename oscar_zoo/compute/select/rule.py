@@ -195,7 +195,7 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
     kept = min(near, key=lambda at: (-_share(trials[at].recall), _perplexity(trials[at]).value))
     lowest, rival = _lowest(trials, range(len(trials))), _lowest(trials, left)
     if kept == lowest:
-        return kept, "the lowest perplexity on held-out text"
+        return kept, "the lowest perplexity on all of the held-out text"
     if kept == rival:
         lost = "has the lowest perplexity on held-out text, but recalls too little"
         return kept, f"{_named(trials[lowest])} {lost}"
