@@ -124,14 +124,14 @@ class RotationSet:
     def require_geometry(self, role: Role, geometry: Geometry, model_name: str) -> None:
         width = geometry.head_dim if role == "k" else geometry.v_head_dim
         facts: tuple[tuple[str, int | tuple[int, ...] | None, int | tuple[int, ...]], ...] = (
-            ("head_dim", self.head_dim, width),
+            ("head_dim" if role == "k" else "head_dim of values", self.head_dim, width),
             ("layers", self.layer_ids, geometry.attention_layers),
             ("KV heads", self.num_kv_heads, geometry.num_kv_heads),
         )
         for what, mine, has in facts:
             if mine is not None and mine != has:
-                mine_is = f"this {role.upper()} rotation is for {what} {brief(mine)}"
-                hint = f"artifacts that fit: oscar-zoo list --for {model_name}"
+                mine_is = f"this rotation is for {what} {brief(mine)}"
+                hint = f"artifacts that fit, if any: oscar-zoo list --for {model_name}"
                 raise GeometryMismatch(f"{mine_is}; {model_name} has {brief(has)}.", hint=hint)
 
 

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, says
-from oscar_zoo.artifact.specs import Score
+from oscar_zoo.artifact.specs import Geometry, Score
 from oscar_zoo.errors import MalformedFile, NotFoundError, ScoreNotFound, StorageError, UsageError
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import known_names
@@ -157,7 +157,7 @@ def listing(params: ListParams, observer: Observer = SILENT) -> Listing:
     if words:
         models = {one.id.model for one in entries}
         entries = [one for one in entries if _has_all(one, words)]
-        recipes = tuple(one for one in recipes if _has(words, one.names, [one.family]))
+        recipes = tuple(x for x in recipes if _has(words, x.names, [x.family, _cache(x.geometry)]))
         close = () if entries or recipes else catalog.close_matches(" ".join(words), models)
     for key, pattern in filters:
         entries = [one for one in entries if _fits(_FACTS[key](one), pattern)]
@@ -328,11 +328,17 @@ def _has(words: Iterable[str], names: Iterable[str], facts: Iterable[str | None]
     return all(is_size(word) if _SIZE.fullmatch(word) else word in text for word in words)
 
 
+def _cache(geometry: Geometry | None) -> str | None:
+    """Words for a cache that has no keys and values of heads."""
+    return "mla latents" if geometry is not None and geometry.rotary_key else None
+
+
 def _has_all(entry: Entry, words: Iterable[str]) -> bool:
     names = (entry.id.model, *(entry.recipe.names if entry.recipe else ()))
     facts = (str(entry.id), entry.id.reference, entry.family, entry.summary.method, entry.digest)
-    tasks = (score.task for score in entry.scores)
-    return _has(words, names, (*facts, entry.where, entry.status.state, *tasks))
+    known = entry.manifest.model if entry.manifest else entry.recipe
+    more = (_cache(known.geometry if known else None), *(score.task for score in entry.scores))
+    return _has(words, names, (*facts, entry.where, entry.status.state, *more))
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,7 @@ NameOrFolder = Annotated[
 ]
 Offline = Annotated[bool, OFFLINE]
 TASK = Opt(
-    "A benchmark, or the beginning of its name; perplexity; recall.",
-    "NAME",
-    complete="tasks",
+    "A benchmark, or the beginning of its name; perplexity; recall.", "NAME", complete="tasks"
 )
 
 
@@ -101,7 +99,8 @@ class SearchParams(Asked):
     """Find artifacts, and models without one, that have every word.
 
     Words are looked for in names, aliases, families, methods, tasks of scores, status and digests;
-    case does not matter. A word such as 7b or 0.6b is the size of a model.
+    case does not matter. A word such as 7b or 0.6b is the size of a model; mla and latents find
+    those that cache latents.
 
     \b
     Examples:
@@ -388,11 +387,7 @@ class SiteParams:
 
     output: Annotated[
         Path,
-        Opt(
-            "Folder of the site. A site that is there already is replaced.",
-            "DIR",
-            shown=True,
-        ),
+        Opt("Folder of the site. A site that is there already is replaced.", "DIR", shown=True),
     ] = Path("site")
     _: KW_ONLY
     hubs: Annotated[
@@ -406,7 +401,6 @@ class SiteParams:
     ] = ()
     serve: Annotated[bool, Opt("Then serve it on this machine until Ctrl-C.")] = False
     port: Annotated[
-        int,
-        Opt("Port of --serve; 0 takes a free one.", "N", least=0, most=65535, shown=True),
+        int, Opt("Port of --serve; 0 takes a free one.", "N", least=0, most=65535, shown=True)
     ] = 8000
     offline: Offline = False

@@ -45,9 +45,9 @@ def test_from_a_model_to_figures(cli: Cli, made: Path, tmp_path: Path) -> None:
     manifest = Manifest.from_bytes((artifact / "oscar.json").read_bytes())
     assert (manifest.schema_, manifest.kind) == ("oscar-zoo.manifest/3", "mla_latent")
     assert "latent" in manifest.recipe.requires
-    shape = manifest.model
-    assert shape.num_kv_heads == 1 and shape.head_dim == 128 and shape.v_head_dim == 128
-    assert shape.rotary_key == 32
+    shape, shown = manifest.model, cli(0, "info", artifact)
+    assert (shape.num_kv_heads, shape.head_dim, shape.v_head_dim) == (1, 128, 128)
+    assert shape.rotary_key == 32 and "K clip none, V clip none" in shown
     assert [one.path for one in manifest.files_of("latent_rotation")] == ["latent_rotation_wush.pt"]
     assert not (manifest.file("k_rotation") or manifest.file("v_rotation"))
 

@@ -79,7 +79,7 @@ def _shown(key: str, value: Any) -> str:
         return terminal.gigabytes(value)
     if key == "calibration_tokens":
         return f"{value:,}"
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    return ", ".join(value) if isinstance(value, list) else str(value or "none")
 
 
 def _digest(facts: dict[str, Any]) -> str:

@@ -147,9 +147,9 @@ def drafts_line(drafts: DraftDefaults) -> str:
 
 def serving_line(recipe: ServingRecipe) -> str:
     """A serving recipe in one line."""
-    clip, windows = recipe.clip, recipe.windows
+    k, v, windows = recipe.clip.k or "none", recipe.clip.v or "none", recipe.windows
     return (
-        f"INT2, group {recipe.group_size}, K clip {clip.k}, V clip {clip.v}, "
+        f"INT2, group {recipe.group_size}, K clip {k}, V clip {v}, "
         f"first {windows.sink} and last {windows.recent} tokens in {windows.dtype}"
     )
 

@@ -24,8 +24,8 @@ def print_ready(ready: ReadyServer, *, stop: str, new_key: bool = False) -> None
         "Model": f"{ready.model_id}, {ENGINES[ready.engine]} {ready.version} on {_where(ready)}",
         "Artifact": f"{ready.artifact}  {ready.digest}, verified to level {ready.level}",
         "Cache": (
-            f"INT2{wider}, {ready.bits:.2f} bits per element, K clip {ready.clip['k']}, V clip"
-            f" {ready.clip['v']}, first {ready.windows['sink']} and last"
+            f"INT2{wider}, {ready.bits:.2f} bits per element, K clip {ready.clip['k'] or 'none'}, V"
+            f" clip {ready.clip['v'] or 'none'}, first {ready.windows['sink']} and last"
             f" {ready.windows['recent']} tokens uncompressed"
         ),
         "Capacity": f"{ready.capacity:,} tokens{more}, {ready.requests} requests at a time",
