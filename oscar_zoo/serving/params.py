@@ -44,7 +44,8 @@ class ServeParams:
     or vLLM. Everything after -- goes to the engine, except flags that would open the server.
 
     --print shows the command for a shell: the stock engine with this plugin, which reads the
-    artifact with the same checks. It needs neither; --device cuda says that a GPU will run it.
+    artifact with the same checks. It needs neither of them. The artifact is fetched, or with
+    --compute computed here; --device cuda says that a GPU will run the server.
 
     Requests on this machine need no key. --require-key makes one, and an exposed server always
     needs one. Routes that change a server are closed.

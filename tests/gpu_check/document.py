@@ -10,11 +10,11 @@ from typing import Literal
 
 HEAD = """# GPU check
 
-`make gpu-check` walks the documented paths on a machine with an NVIDIA GPU and writes this file.
-Each section below is the last run on that kind of GPU. Whoever changes `compute`, `evaluate`,
-`runtime`, `engines` or `kernels` runs it before saying that the change is done
-([CONTRIBUTING.md](../CONTRIBUTING.md)). Limits stand in `tests/gpu_check/steps.py`. A model with a
-perplexity of thousands is a random one, which recalls nothing with any cache.
+This page shows the last run of the documented commands on each kind of GPU, with small models.
+Look here for what works on yours. `make gpu-check` in a checkout tries it and writes its section;
+run it, too, after changes to `compute`, `evaluate`, `runtime`, `engines` or `kernels`. What
+*passed* is within the limits of `tests/gpu_check/steps.py`. A model with a perplexity of thousands
+is a random one, which recalls nothing with any cache. Speed: [figures.md](figures.md).
 """
 
 
