@@ -73,6 +73,25 @@ def test_variants_for_drafts_spill_no_registers(group: int, drafts: int, compile
     assert stacks == [0] * (1 + len(cuda.MERGED_ROWS))
 
 
+@pytest.mark.parametrize(("rows", "heads", "value_dim", "merged"), [
+    (16, 8, 128, 1), (64, 4, 128, 2), (256, 4, 128, 8), (256, 8, 128, 16), (400, 8, 128, 16),
+    (640, 8, 128, 24), (64, 2, 256, 4), (8, 2, 256, 1),
+])  # fmt: skip
+def test_blocks_of_stage_2(rows: int, heads: int, value_dim: int, merged: int) -> None:
+    """What was fastest on 132 multiprocessors, and a block for every row and slice."""
+    found, blocks = cuda.merge_grid(rows, heads, variant(value_dim), 132)
+    assert found == merged
+    assert blocks == -(-rows // merged) * (2 if value_dim == 256 else 1)
+
+
+@pytest.mark.parametrize("places", [1, 20, 132])
+@pytest.mark.parametrize("rows", [1, 7, 16, 33, 100, 4096])
+def test_stage_2_has_a_block_for_every_row(rows: int, places: int) -> None:
+    found, blocks = cuda.merge_grid(rows, 2, variant(), places)
+    assert found * (blocks - 1) < rows <= found * blocks
+    assert found > 1 or rows * 2 <= places
+
+
 def test_a_broken_source_raises_the_compilers_words(compiler: Path) -> None:
     with pytest.raises(nvrtc.CompilationFailed, match=r"decode\.cu\(1\): error"):
         nvrtc.compile_source({"decode.cu": "int x = nothing;"}, "decode.cu", ["-arch=sm_90"])

@@ -111,8 +111,8 @@ def emulate(
     made = variants.variant(
         query, cache, batch, options["logit_cap"], tiles, drafts, learned_sinks=learned
     )
-    flags = variants.fitting(replace(made, whole=made.whole or whole), SHARED).flags
-    library, message = emulator.library(flags), ctypes.create_string_buffer(201)
+    made = variants.fitting(replace(made, whole=made.whole or whole), SHARED)
+    library, message = emulator.library(made.flags), ctypes.create_string_buffer(201)
     requests, heads = len(batch.rows), cache.num_kv_heads
     sizes = cuda.scratch_sizes(cache, made.rows * heads, requests, blocks)
     scratch = tuple(torch.full((n,), math.nan) for n in sizes)
@@ -125,11 +125,10 @@ def emulate(
     for x in (query, *cache.stores, *lists, *scratch, *(x for x in rest if x is not None)):
         library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(_bytes(x)))
     rows, run = query.shape[0] * (query.shape[1] // heads), next(runs)
-    shared = variants.ring_bytes(flags) + 28 * requests + 4
-    slices = cuda.slices(cache.v_spec.head_dim)
+    shared = variants.ring_bytes(made.flags) + 28 * requests + 4
     for stage, columns, lines, size in (
         (0, blocks, 1, shared),
-        (merged, -(-rows // merged) * slices, heads, 0),
+        (merged, -(-rows // merged) * made.slices, heads, made.partner_bytes),
     ):
         good = library.emulate(
             stage, ctypes.byref(given), columns, lines, size, run % 2 == 0, run, message
@@ -276,9 +275,3 @@ def test_groups_without_room_to_merge(emulator: Emulator, monkeypatch: pytest.Mo
     assert flags["TW"] == 8 and variants.ring_bytes(flags) < 8 * 16 * (4 * 136 + 8)
     out = emulate(emulator, narrow, blocks=3, merged=4, stable=True, whole=True)
     assert_as_good_as_torch(out, narrow.expected, [narrow.query])
-
-
-def test_a_mistake_in_a_launch_is_told(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variants, "ring_bytes", lambda _: 1024)
-    with pytest.raises(AssertionError, match="address outside of shared memory"):
-        assert_right(emulator, job(lengths=(90,), group=1, head_dim=64))

@@ -7,7 +7,7 @@ import torch
 from random_caches import assert_as_good_as_torch, random_cache
 
 from oscar_kernels import reference
-from oscar_kernels.decode_attention import cuda, dispatch
+from oscar_kernels.decode_attention import dispatch
 from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import QuantSpec
 
@@ -55,22 +55,3 @@ def test_both_paths_are_right_in_one_workspace(
         out, lambda q: reference.decode_attention(q, made.cache, made.batch, **options), [query]
     )
     assert len(told(caplog)) == (head_dim == 96)
-
-
-@pytest.mark.parametrize(("rows", "heads", "value_dim", "merged"), [
-    (16, 8, 128, 1), (64, 4, 128, 2), (256, 4, 128, 8), (256, 8, 128, 8), (400, 8, 128, 16),
-    (640, 8, 128, 24), (64, 2, 256, 4), (8, 2, 256, 1),
-])  # fmt: skip
-def test_blocks_of_stage_2(rows: int, heads: int, value_dim: int, merged: int) -> None:
-    """What was fastest on 132 multiprocessors, and a block for every row and slice."""
-    found, blocks = cuda.merge_grid(rows, heads, value_dim, 132)
-    assert found == merged
-    assert blocks == -(-rows // merged) * (4 if value_dim == 256 else 1)
-
-
-@pytest.mark.parametrize("places", [1, 20, 132])
-@pytest.mark.parametrize("rows", [1, 7, 16, 33, 100, 4096])
-def test_stage_2_has_a_block_for_every_row(rows: int, places: int) -> None:
-    found, blocks = cuda.merge_grid(rows, 2, 128, places)
-    assert found * (blocks - 1) < rows <= found * blocks
-    assert found > 1 or rows * 2 <= places

@@ -34,7 +34,7 @@ from oscar_kernels.decode_attention.variant import (
 SOURCE = nvrtc.CudaSource(__name__.rpartition(".")[0], "decode.cu")
 LOG2E = 1.4426950408889634
 
-MERGED_ROWS = {24: 1.5, 16: 1.5, 8: 0.9, 4: 0.9, 2: 0.9, 1: 0.0}
+MERGED_ROWS = {24: 1.5, 16: 0.9, 8: 0.9, 4: 0.9, 2: 0.9, 1: 0.0}
 """Rows that a block of stage 2 may merge, mapped to the blocks for each multiprocessor that this
 needs; the first that has them is taken. A multiprocessor holds two blocks at a time. Measured with
 batches of 1 to 256 requests."""
@@ -46,6 +46,7 @@ class NoAttentionVariant(ValueError):
 
 @dataclass(frozen=True)
 class _Loaded:
+    made: AttentionVariant
     stage1: nvrtc.Kernel
     stage2: dict[int, nvrtc.Kernel]
     ring_bytes: int
@@ -151,9 +152,8 @@ def decode_attention(
     )
     loaded = _load(made, query.device)
     rows = query.shape[0] * (query.shape[1] // heads)
-    merged, blocks = merge_grid(
-        rows, heads, cache.v_spec.head_dim, _triton.multiprocessors(query.device)
-    )
+    places = _triton.multiprocessors(query.device)
+    merged, blocks = merge_grid(rows, heads, loaded.made, places)
     parameters = arguments(
         query, cache, batch,
         sm_scale=sm_scale, logit_cap=logit_cap, sink_logits=sink_logits, o_partner=o_partner,
@@ -163,7 +163,9 @@ def decode_attention(
     stream = torch.cuda.current_stream(query.device).cuda_stream
     shared = max(loaded.ring_bytes + 28 * requests + 4, loaded.least_shared)
     loaded.stage1.launch((loaded.grid, 1), parameters, stream, shared=shared, early=loaded.early)
-    loaded.stage2[merged].launch((blocks, heads), parameters, stream, early=loaded.early)
+    loaded.stage2[merged].launch(
+        (blocks, heads), parameters, stream, shared=loaded.made.partner_bytes, early=loaded.early
+    )
     return out
 
 
@@ -216,12 +218,15 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
         stage1, *stage2 = nvrtc.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
+        for one in stage2:
+            one.allow_shared(made.partner_bytes)
         ring = ring_bytes(dict(wanted.flags))
         stage1.allow_shared(ring + PLAN_BYTES)
         resident = max(1, min(made.resident, stage1.blocks_per_multiprocessor(ring + 1024)))
         least = exclusive_bytes(properties.shared_memory_per_multiprocessor, resident)
         stage1.allow_shared(max(ring + PLAN_BYTES, least))
     return _Loaded(
+        made,
         stage1,
         dict(zip(MERGED_ROWS, stage2, strict=True)),
         ring,
@@ -236,24 +241,20 @@ def _parts(cache: LayerCache, rows: int, requests: int) -> list[int]:
     return scratch_sizes(cache, rows, requests, blocks)
 
 
-def merge_grid(rows: int, heads: int, value_dim: int, places: int) -> tuple[int, int]:
+def merge_grid(rows: int, heads: int, made: AttentionVariant, places: int) -> tuple[int, int]:
     """Rows that a block of stage 2 merges, and blocks for each KV head.
 
     Where blocks of one row were more than multiprocessors, which have no room for two of them, a
-    block merges two rows.
+    block merges two rows. A multiprocessor has room for one of several slices.
 
     Args:
         rows: query rows of a KV head, of all requests.
     """
-    blocks = heads * slices(value_dim)  # of the same rows
-    found = next(n for n, x in MERGED_ROWS.items() if -(-rows // n) * blocks >= x * places)
+    blocks = heads * made.slices  # of the same rows
+    least = places / made.slices
+    found = next(n for n, x in MERGED_ROWS.items() if -(-rows // n) * blocks >= x * least)
     found = 2 if found == 1 and rows * blocks > places else found
-    return found, -(-rows // found) * slices(value_dim)
-
-
-def slices(value_dim: int) -> int:
-    """`SLICES` of merge.cuh: blocks that share the output channels of a row."""
-    return value_dim // 64 if value_dim > 128 else 1
+    return found, -(-rows // found) * made.slices
 
 
 class Params(ctypes.Structure):

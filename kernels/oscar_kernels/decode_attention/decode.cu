@@ -35,7 +35,7 @@
 
 #include "merge.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage1(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(ROOM, BLOCKS) oscar_decode_stage1(const __grid_constant__ Params p) {
   u8* memory = dynamic_shared();
   int* prefix = reinterpret_cast<int*>(memory + RING_BYTES);
   Request* requests = reinterpret_cast<Request*>(prefix + 2 * p.batch + 1);
@@ -81,21 +81,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   if (blockIdx.x == 0) store_prefix(p, prefix);
 }
 
-extern "C" __global__ void __launch_bounds__(512) oscar_decode_stage2_1(const __grid_constant__ Params p) {
-  merge<16, 1>(p);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_2(const __grid_constant__ Params p) {
-  merge<8, 2>(p);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_4(const __grid_constant__ Params p) {
-  merge<8, 4>(p);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_8(const __grid_constant__ Params p) {
-  merge<8, 8>(p);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_16(const __grid_constant__ Params p) {
-  merge<8, 16>(p);
-}
-extern "C" __global__ void __launch_bounds__(256, 2) oscar_decode_stage2_24(const __grid_constant__ Params p) {
-  merge<8, 24>(p);
-}
+#define STAGE2(ROWS, WARPS_OF_BLOCK, ...)                                                                              \
+  extern "C" __global__ void __launch_bounds__(__VA_ARGS__) oscar_decode_stage2_##ROWS(const __grid_constant__ Params p) { \
+    merge<WARPS_OF_BLOCK, ROWS>(p);                                                                                    \
+  }
+STAGE2(1, 16, 512)
+STAGE2(2, 8, 256, 2)
+STAGE2(4, 8, 256, 2)
+STAGE2(8, 8, 256, 2)
+STAGE2(16, 8, 256, 2)
+STAGE2(24, 8, 256, 2)

@@ -150,6 +150,12 @@ DEV void copy_async(u32 to, const void* from, bool valid) {
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(n) : "memory");
 }
+DEV void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the last N groups of copies have landed.
+template <int N>
+DEV void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 DEV void barrier_init(u32 at, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 }

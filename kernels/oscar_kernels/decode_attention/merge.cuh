@@ -4,8 +4,11 @@
 
 #include "work.cuh"
 
-// Slices of the output channels, one of which a block has, so that no block reads all of a large partner.
-constexpr int SLICES = DV > 128 ? DV / 64 : 1;
+// Slices of the output channels, one of which a block has, so that no block reads all of a large partner. What it has of
+// one lies in shared memory, else in registers: where stage 1 needs little shared memory a block that asks for much would
+// wait until a multiprocessor is empty, and divides its memory anew.
+constexpr int SLICES = DV > 128 ? DV / 128 : 1;
+constexpr bool PARTNER_SHARED = SLICES > 1;
 
 // How COUNT warps of a block share the outputs of ROWS rows: tiles of sixteen channels, of which SPLIT warps have one,
 // each STEPS sixteenths of the sum.
@@ -15,18 +18,18 @@ struct Outputs {
                        STEPS = DV / 16 / SPLIT;
 };
 
-// A row of the batch, of `rows` of this block, in the tensor of outputs.
-DEV bool find_row(const Params& p, int head, int at, int rows, size_t& to) {
+// A row of the batch, of `rows` of this block, in the tensor of outputs; below zero if there is none.
+DEV int find_row(const Params& p, int head, int at, int rows) {
   const int row = blockIdx.x / SLICES * rows + at;
-  if (at >= rows || row >= p.batch * GROUP) return false;
-  to = QueryRows(p, row / GROUP, head, 0)[row % GROUP] * DV;
-  return true;
+  if (at >= rows || row >= p.batch * GROUP) return -1;
+  return (int)QueryRows(p, row / GROUP, head, 0)[row % GROUP];
 }
+DEV u32 pack_out(float x, float y) { return QUERY == 1 ? pack_f16(x, y) : pack_bf16(x, y); }
 DEV void store_out(const Params& p, size_t to, float x) {
   if constexpr (QUERY == 2)
     static_cast<float*>(p.out)[to] = x;
   else
-    static_cast<unsigned short*>(p.out)[to] = (unsigned short)(QUERY == 1 ? pack_f16(x, 0.f) : pack_bf16(x, 0.f));
+    static_cast<unsigned short*>(p.out)[to] = (unsigned short)pack_out(x, 0.f);
 }
 
 // The tensor cores cut thirteen bits off a float; half of them make that rounding, which is nothing beside that of an
@@ -34,31 +37,48 @@ DEV void store_out(const Params& p, size_t to, float x) {
 constexpr bool EXACT = QUERY != 0;
 constexpr u32 HALF = 0x1000, KEPT = 0xFFFFE000u;
 DEV float rounded(float x) { return __uint_as_float(__float_as_uint(x) + HALF); }
+DEV float4 rounded(const float4& x) { return make_float4(rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w)); }
 DEV float rest(float x) { return x - __uint_as_float(__float_as_uint(x) + HALF & KEPT); }
 
-// What a warp multiplies: four neighbouring channels of rows g and g + 8 of a tile for each of its steps, loaded before
+// What a warp multiplies: four neighbouring channels of rows g and g + 8 of a tile for each of its steps, asked for before
 // the kernel in front has ended.
-template <class OUT>
+template <class OUT, int COUNT>
 struct Partner {
-  int tile, first;  // of output channels, and the first channel of the sum
-  float all[OUT::STEPS][2][4];
+  static constexpr int UNITS = DV / 4, ROWS = DV / SLICES;
+  const float4* shared;
+  int tile, first;  // of the block's output channels, and the first step of the sum
+  float4 all[PARTNER_SHARED ? 1 : OUT::STEPS][2];
+  // Two rows next to each other share no bank.
+  DEV static int place(int row, int unit) { return row * UNITS + (unit ^ (row & 1) * 4); }
   DEV Partner(const Params& p, int head, int warp, int lane)
-      : tile((int)(blockIdx.x % SLICES) * OUT::TILES + warp % OUT::TILES),
-        first((OUT::SPLIT > 1 ? warp / OUT::TILES * OUT::STEPS * 16 : 0) + lane % 4 * 4) {
+      : shared(reinterpret_cast<const float4*>(dynamic_shared())),
+        tile(warp % OUT::TILES),
+        first(OUT::SPLIT > 1 ? warp / OUT::TILES * OUT::STEPS : 0) {
     if (!p.partner) return;
-    const float* from =
-        p.partner + (p.partner_heads > 1 ? (size_t)head * DV * DV : 0) + (16 * tile + lane / 4) * DV + first;
-    UNROLL for (int i = 0; i < OUT::STEPS; i++) UNROLL for (int j = 0; j < 2; j++) {
-      const float4 x = __ldg(reinterpret_cast<const float4*>(from + 16 * i + 8 * j * DV));
-      all[i][j][0] = x.x, all[i][j][1] = x.y, all[i][j][2] = x.z, all[i][j][3] = x.w;
+    const float4* from = reinterpret_cast<const float4*>(p.partner) +
+                         ((p.partner_heads > 1 ? (size_t)head * DV : 0) + blockIdx.x % SLICES * ROWS) * UNITS;
+    if constexpr (PARTNER_SHARED) {
+      UNROLL for (int i = threadIdx.x; i < ROWS * UNITS; i += COUNT * 32)
+          copy_async<16>(shared_address(shared + place(i / UNITS, i % UNITS)), from + i, true);
+      commit_copies();
+    } else {
+      from += (16 * tile + lane / 4) * UNITS + 4 * first + lane % 4;
+      UNROLL for (int i = 0; i < OUT::STEPS; i++) UNROLL for (int j = 0; j < 2; j++)
+          all[i][j] = __ldg(from + 4 * i + 8 * j * UNITS);
     }
   }
   // Nothing waits for the loads until then.
   DEV void round() {
-    UNROLL for (int i = 0; i < OUT::STEPS; i++) UNROLL for (int j = 0; j < 2; j++) UNROLL for (int k = 0; k < 4; k++) {
-      not_before(all[i][j][k]);
-      all[i][j][k] = rounded(all[i][j][k]);
+    UNROLL for (int i = 0; i < OUT::STEPS; i++) UNROLL for (int j = 0; j < 2; j++) {
+      float4& x = all[PARTNER_SHARED ? 0 : i][j];
+      not_before(x.x), not_before(x.y), not_before(x.z), not_before(x.w);
+      x = rounded(x);
     }
+  }
+  DEV float4 get(int i, int j, int lane) const {
+    if constexpr (!PARTNER_SHARED) return all[i][j];
+    const float4 x = shared[place(16 * tile + lane / 4 + 8 * j, 4 * (first + i) + lane % 4)];
+    return EXACT ? x : rounded(x);
   }
 };
 
@@ -78,19 +98,20 @@ DEV void multiply(float (&c)[4], const float (&a)[4], float b0, float b1) {
   }
 }
 
-// out^T = partner o^T. `spare` is memory that nobody reads any more once all threads have multiplied.
-template <class OUT>
-DEV void undo(const Params& p, const Partner<OUT>& partner, const Merged<OUT::LINES>& merged, float* spare, int head,
-              int rows, int warp, int lane) {
+// out^T = partner o^T. `spare` is memory that nobody reads any more once all threads have multiplied; `rows` are those of
+// the outputs that a lane stores, see `find_row`.
+template <class OUT, int COUNT>
+DEV void undo(const Params& p, const Partner<OUT, COUNT>& partner, const Merged<OUT::LINES>& merged, float* spare,
+              const int (&rows)[OUT::LINES / 8], int warp, int lane) {
   constexpr int TILES = OUT::TILES, SPLIT = OUT::SPLIT, LINES = OUT::LINES;
-  const int g = lane / 4, t = lane % 4;
+  const int g = lane / 4, t = lane % 4, first_channel = blockIdx.x % SLICES * (DV / SLICES) + 16 * partner.tile;
   float c[LINES / 8][4] = {};
   UNROLL for (int i = 0; i < OUT::STEPS; i++) {
-    const float(&x)[4] = partner.all[i][0], (&y)[4] = partner.all[i][1];
+    const float4 x = partner.get(i, 0, lane), y = partner.get(i, 1, lane);
     UNROLL for (int n = 0; n < LINES / 8; n++) {
-      const float4 z = *reinterpret_cast<const float4*>(&merged[8 * n + g][partner.first + 16 * i]);
-      multiply(c[n], {x[0], y[0], x[1], y[1]}, z.x, z.y);
-      multiply(c[n], {x[2], y[2], x[3], y[3]}, z.z, z.w);
+      const float4 z = *reinterpret_cast<const float4*>(&merged[8 * n + g][16 * (partner.first + i) + 4 * t]);
+      multiply(c[n], {x.x, y.x, x.y, y.y}, z.x, z.y);
+      multiply(c[n], {x.z, y.z, x.w, y.w}, z.z, z.w);
     }
   }
   if constexpr (SPLIT > 1) {
@@ -103,11 +124,21 @@ DEV void undo(const Params& p, const Partner<OUT>& partner, const Merged<OUT::LI
     UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < SPLIT - 1; j++)
         c[n][i] += spare[(warp + j * TILES) * 16 * LINES + 128 * n + 32 * i + lane];
   }
-  UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 2; i++) {
-    size_t to;
-    if (!find_row(p, head, 8 * n + 2 * t + i, rows, to)) continue;
-    store_out(p, to + 16 * partner.tile + g, c[n][i]);
-    store_out(p, to + 16 * partner.tile + g + 8, c[n][i + 2]);
+  UNROLL for (int n = 0; n < LINES / 8; n++) {
+    if constexpr (QUERY == 2) {
+      UNROLL for (int i = 0; i < 2; i++) {
+        const int row = __shfl_sync(ALL, rows[n], 4 * (2 * t + i));
+        if (row < 0) continue;
+        store_out(p, (size_t)row * DV + first_channel + g, c[n][i]);
+        store_out(p, (size_t)row * DV + first_channel + g + 8, c[n][i + 2]);
+      }
+    } else {  // two neighbouring channels at once
+      const u32 low = transpose(pack_out(c[n][0], c[n][1])), high = transpose(pack_out(c[n][2], c[n][3]));
+      if (rows[n] < 0) continue;
+      u32* to = reinterpret_cast<u32*>(static_cast<unsigned short*>(p.out) + (size_t)rows[n] * DV + first_channel);
+      to[t] = low;
+      to[t + 4] = high;
+    }
   }
 }
 
@@ -244,12 +275,11 @@ DEV float normalizer(float m, float l, float sink) {
 
 // Two channels of row `at`, which are outputs if there is no partner.
 DEV void put(const Params& p, float (&merged)[PITCH], int head, int at, int rows, int pair, float x, float y) {
-  size_t to;
   if (p.partner) {
     *reinterpret_cast<float2*>(&merged[2 * pair]) = EXACT ? make_float2(x, y) : make_float2(rounded(x), rounded(y));
-  } else if (find_row(p, head, at, rows, to)) {
-    store_out(p, to + 2 * pair, x);
-    store_out(p, to + 2 * pair + 1, y);
+  } else if (const int row = find_row(p, head, at, rows); row >= 0) {
+    store_out(p, (size_t)row * DV + 2 * pair, x);
+    store_out(p, (size_t)row * DV + 2 * pair + 1, y);
   }
 }
 
@@ -282,22 +312,24 @@ template <int COUNT, int ROWS>
 DEV void merge(const Params& p) {
   typedef Outputs<COUNT, ROWS> Out;
   constexpr int SHARE = COUNT > ROWS ? COUNT / ROWS : 1, OWN = ROWS > COUNT ? ROWS / COUNT : 1,
-                DEEP = SHARE > 1 ? 10 : 8 / OWN;
+                DEEP = SHARE > 1 ? 9 : 8 / OWN;
   alignas(16) __shared__ Merged<Out::LINES> merged;
   __shared__ float apart[SHARE > 1 ? COUNT : 1][DV < 128 ? 128 : DV], weights[COUNT][2];
   __shared__ Parts parts[ROWS];
   __shared__ float sinks[LEARNED ? ROWS : 1];
   static_assert((COUNT - Out::TILES) * 16 * Out::LINES * 4 <= (SHARE > 1 ? sizeof(apart) : sizeof(merged)), "room");
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
-  Partner<Out> partner(p, head, warp, lane);
+  Partner<Out, COUNT> partner(p, head, warp, lane);
   for (int i = threadIdx.x; i < (Out::LINES - ROWS) * PITCH; i += COUNT * 32) (&merged[ROWS][0])[i] = 0.f;
+  int outs[Out::LINES / 8];
+  UNROLL for (int n = 0; n < Out::LINES / 8; n++) outs[n] = find_row(p, head, 8 * n + lane / 4, ROWS);
   const bool planned = p.batch <= PLANNED;
   if (planned && warp < (ROWS + 7) / 8) {
     __shared__ int prefix[(ROWS + 7) / 8][2 * PLANNED + 1];
     plan_by_warp(p, prefix[warp], lane);
     find_parts<ROWS>(p, prefix[warp], parts, 8 * warp, head, lane);
   }
-  if (!EXACT && p.partner) partner.round();
+  if (!EXACT && !PARTNER_SHARED && p.partner) partner.round();
   wait_for_previous();
   if (!planned && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
   if constexpr (LEARNED) load_sinks<ROWS>(p, sinks, head);
@@ -324,6 +356,7 @@ DEV void merge(const Params& p) {
     merge_shares<COUNT, ROWS>(p, merged, apart, weights, sinks, head, lane);
   }
   if (!p.partner) return;
+  if (PARTNER_SHARED) wait_copies<0>();
   __syncthreads();
-  undo(p, partner, merged, SHARE > 1 ? apart[0] : merged[0], head, ROWS, warp, lane);
+  undo(p, partner, merged, SHARE > 1 ? apart[0] : merged[0], outs, warp, lane);
 }

@@ -15,6 +15,8 @@ constexpr int NODES = DRAFTS ? DRAFTS : 1, HEADS = GROUP / NODES;
 // Query heads of a warp, in n-tiles of four; two of these share the eight columns of a product with values.
 constexpr int GW = (GROUP + VH - 1) / VH, NT = GW <= 4 ? 1 : (GW + 7) / 8 * 2, PAIRS = (NT + 1) / 2, MT = DV / 16;
 // With more than four query heads a warp takes a bfloat16 query as one byte or float16, and one in float16 as it is.
+// Threads that the compiler leaves registers for. Where outputs are few, code for more of them is faster.
+constexpr int ROOM = BLOCKS == 1 && PAIRS * MT <= 8 ? THREADS + 128 : THREADS;
 constexpr bool MANY_ROWS = NT > 1 && QUERY != 2;
 constexpr int TILE = 32 * TW, ROW_UNITS = HB * PIECES, AFFINE = 4 * (GK + GV), AFFINE_ROW = HB * AFFINE;
 constexpr int AU = AFFINE_ROW % 16 == 0 ? 16 : AFFINE_ROW % 8 == 0 ? 8 : 4, AFFINE_UNITS = AFFINE_ROW / AU;

@@ -1,6 +1,7 @@
 """Tiles and split counts of split-KV attention.
 
-This is a plain table, measured on a GPU. It never looks at lengths, which are on the device.
+This is a plain table, measured on a GPU ("Tables of tiles" in kernels/measurements.md). It never
+looks at lengths, which are on the device.
 """
 
 from __future__ import annotations
@@ -44,9 +45,7 @@ PROGRAMS_PER_SM = 12
 
 WIDE_PROGRAMS_PER_SM = 4
 """The same for rows of more than 128 channels, whose partial results take twice the memory to write
-and to merge. With 2 KV heads, 16 query heads and 32,000 tokens a step of batch 1 takes 28.5, 24.1,
-23.7, 22.0 and 21.3 us with 12, 6, 4, 3 and 2 of them, and one of batch 16 takes 85, 88, 78, 91 and
-127 us."""
+and to merge."""
 
 LEAST_PROGRAMS = 8
 """Fewest programs of a request and KV head. With fewer, the program of the windows ends last."""
@@ -104,12 +103,7 @@ def _per_sm(head_dim: int, warps: int) -> int:
 
 FUSED_TOKENS = 96
 """New tokens of a request up to which an extend reads its INT2 prefix directly. This takes longer
-with every new token.
-
-Measured on one H200 by `contrib/kernel_bench/run.py --variants --only crossover`: both ways are
-equally fast at about 140 new tokens over a prefix of 100,000, at 120 over 32,768, and at 40 over
-8,192, where both take 0.2 ms.
-"""
+with every new token."""
 
 FUSED_TOKENS_OF_A_STEP = 256
 """New tokens of a step up to which its extends may read INT2 prefixes directly. More would need a
@@ -167,53 +161,27 @@ class CudaTiles:
     start: int = 4
     early: int = 4
     many_rows_early: int = 0
-    planned: int = 32
+    planned: int = 128
     query_bytes: bool = True
 
 
 WHOLE_BATCH = 4
 """Requests from which on one warp takes all query heads of a KV head, where there are more than
-eight; below, two warps share them.
-
-One warp reads and unpacks every code once, and has more code to fetch and twice as much to merge.
-On one H200, 4 KV heads and 16 query heads of each, in microseconds with two warps and with one: 4 x
-60,000 took 57.2 and 49.7, 16 x 30,000 took 99.8 and 79.8, and 1 x 8,192 took 10.4 and 15.4.
-"""
+eight; below, two warps share them. One warp reads and unpacks every code once, and has more code to
+fetch and twice as much to merge."""
 WHOLE_DIM = 128
 """Widest rows of which a warp holds the outputs of 16 query heads."""
 
 NARROW_DIM = 64
 CROWD = 128
 """KV heads of all requests from which on two blocks share a multiprocessor, where rows are at most
-`NARROW_DIM` wide.
-
-On one H200 with 8 KV heads and 8 query heads of each, in microseconds with one block and with two:
-16 x 30,000 tokens 71.2 and 64.8, 32 x 8,000 48.6 and 44.4, 64 x 8,000 91.3 and 80.9, 128 x 2,000
-66.0 and 67.6, but 1 x 100,000 20.0 and 21.3, and 8 x 16,000 25.7 and 26.3.
-"""
+`NARROW_DIM` wide."""
 
 LEAST_STAGES = 3
 MOST_RESIDENT = 2
 CUDA = CudaTiles()
 """The tiles in use, measured on one H200 with batches of 1 to 16 and 2,048 to 100,000 tokens by
-`contrib/kernel_bench/run.py --variants`.
-
-One block per multiprocessor is faster than two at ten of eleven shapes, by 20 to 30 % for a single
-request of up to 30,000 tokens; at 4 x 30,000 it is 5 % slower. Two blocks share the registers and
-write twice as many partial results.
-
-That a segment's beginning counts as 4 tiles, and a window step as 3, balances the blocks best. On
-one H200, in microseconds with these and with 0 and 3: 8 x 16,000 and 16 x 32,000 of 2 KV heads of
-256 channels 25.8 and 28.2, 55.6 and 61.8; 16 x 30,000 of 4 KV heads with 16 query heads each 66.4
-and 68.2; 1 x 100,000 and 64 x 8,192 of 8 KV heads with 4 24.4 and 26.2, 109.8 and 108.6; 128 x
-2,000 with 5 90.7 and 90.4. With 4 drafts a window step of 2 tiles is 2 % faster at 16 x 30,000, and
-5 % slower with one query row for each of 4 heads.
-
-With more than eight query rows no block requests bytes early, and the code for it is left out. On
-one H100 4 drafts at 64 x 8,192 take 178.8 us in place of 180.3, at 1 x 8,192 15.5 in place of 15.7,
-and at 16 x 30,000 133.2 in place of 134.1, means of two runs each; 4 x 60,000 with 16 query heads
-takes 45.5 in place of 45.4.
-"""
+`contrib/kernel_bench/run.py --variants`."""
 
 VARIANTS = (
     CUDA,

@@ -78,6 +78,16 @@ class AttentionVariant:
         return self.group * max(1, self.drafts)
 
     @property
+    def slices(self) -> int:
+        """`SLICES` of merge.cuh: blocks that share the output channels of a row."""
+        return max(1, self.v_spec.head_dim // WHOLE_DIM)
+
+    @property
+    def partner_bytes(self) -> int:
+        """Bytes of dynamic shared memory of a block of stage 2."""
+        return 4 * self.v_spec.head_dim * WHOLE_DIM if self.slices > 1 else 0
+
+    @property
     def flags(self) -> dict[str, str | int]:
         """Values of the `-D` flags."""
         shares = sharing(self.rows, WARP_ROWS if self.whole else WIDE_WARP_ROWS)

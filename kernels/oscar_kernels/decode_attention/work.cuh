@@ -78,38 +78,23 @@ struct Loader {
       slot[i] = tile < hi && j < at.count ? (u32)__ldg(slots + at[j]) : 0u;
     }
   }
-  // Slots of a group of 32 tokens.
-  DEV static u32 pick(const u32 (&slot)[TW], int group) {
-    u32 found = slot[0];
-    UNROLL for (int i = 1; i < TW; i++) found = group == i ? slot[i] : found;
-    return found;
-  }
-  template <bool FULL>
-  DEV void code(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
+  DEV void code(const Params& p, u32 stage, u32 slots, int i, int lane) const {
     const Place<ROW_UNITS> at(i, lane);
     copy_async<16>(stage + at.to<true>() * 16,
-                   (OWN ? own : codes + at.unit * 16) + (u64)__shfl_sync(ALL, slots, at.token()) * p.code_stride,
-                   FULL || at.token() < left);
+                   (OWN ? own : codes + at.unit * 16) + (u64)__shfl_sync(ALL, slots, at.token()) * p.code_stride, true);
   }
-  template <bool FULL>
   DEV void scale(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
     const Place<AFFINE_UNITS> at(i, lane);
     copy_async<AU>(stage + CODE_BYTES + at.to<AFFINE_TURNED>() * AU,
-                   affine + at.unit * AU + (u64)__shfl_sync(ALL, slots, at.token()) * p.affine_stride,
-                   FULL || at.token() < left);
+                   affine + at.unit * AU + (u64)__shfl_sync(ALL, slots, at.token()) * p.affine_stride, at.token() < left);
   }
-  // All of a tile, as soon as its stage is free.
+  // All of a tile, as soon as its stage is free. Behind the last token come codes of the dummy slot, and zeros as their
+  // scales and offsets.
   DEV void copy(const Params& p, const Ring& to, int tile, const u32 (&slot)[TW], int lane) const {
     const int left = at.count - tile * TILE;
     wait_phase(to.empty(), to.round ^ 1);
-    if (left >= TILE) {
-      UNROLL for (int i = 0; i < COPIES; i++) code<true>(p, to.data(), slot[i / ROW_UNITS], i, left, lane);
-      UNROLL for (int i = 0; i < AFFINE_COPIES; i++) scale<true>(p, to.data(), slot[i / AFFINE_UNITS], i, left, lane);
-    } else {
-      UNROLL_1 for (int i = 0; i < COPIES; i++) code<false>(p, to.data(), pick(slot, i / ROW_UNITS), i, left, lane);
-      UNROLL_1 for (int i = 0; i < AFFINE_COPIES; i++)
-          scale<false>(p, to.data(), pick(slot, i / AFFINE_UNITS), i, left, lane);
-    }
+    UNROLL for (int i = 0; i < COPIES; i++) code(p, to.data(), slot[i / ROW_UNITS], i, lane);
+    UNROLL for (int i = 0; i < AFFINE_COPIES; i++) scale(p, to.data(), slot[i / AFFINE_UNITS], i, left, lane);
     arrive_copies(to.full());
   }
 };

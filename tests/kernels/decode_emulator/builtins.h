@@ -41,7 +41,8 @@ struct Copy {
   const void* from;  // null: zeros
 };
 struct Held {
-  std::vector<Copy> copies;  // since the last arrival
+  std::vector<Copy> copies;               // since the last arrival, or the last group
+  std::vector<std::vector<Copy>> groups;  // that nobody has waited for
 };
 struct Range {
   const u8* begin;

@@ -10,13 +10,10 @@ extern "C" void allow(const void* begin, size_t bytes) { machine::readable.push_
 // to 200 characters.
 extern "C" bool emulate(int merged, const Params* p, int columns, int rows, unsigned bytes, bool eager, unsigned seed,
                         char* message) {
-  const auto run = merged == 0   ? oscar_decode_stage1
-                   : merged == 1 ? oscar_decode_stage2_1
-                   : merged == 2 ? oscar_decode_stage2_2
-                   : merged == 4 ? oscar_decode_stage2_4
-                   : merged == 8 ? oscar_decode_stage2_8
-                   : merged == 16 ? oscar_decode_stage2_16
-                                  : oscar_decode_stage2_24;
+  const std::map<int, void (*)(const Params)> kernels{
+      {0, oscar_decode_stage1},   {1, oscar_decode_stage2_1},   {2, oscar_decode_stage2_2},  {4, oscar_decode_stage2_4},
+      {8, oscar_decode_stage2_8}, {16, oscar_decode_stage2_16}, {24, oscar_decode_stage2_24}};
+  const auto run = kernels.at(merged);
   const int threads = merged == 0 ? THREADS : merged == 1 ? 512 : 256;
   const std::string error =
       machine::run({(u32)columns, (u32)rows}, threads, bytes, eager, seed, [=] { run(*p); });

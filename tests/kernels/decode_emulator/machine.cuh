@@ -222,6 +222,11 @@ DEV void copy_async(u32 to, const void* from, bool valid) {
   if (machine::eager) machine::land({copy});
   machine::self().copies.push_back(copy);
 }
+DEV void commit_copies() { machine::self().groups.push_back(std::exchange(machine::self().copies, {})); }
+template <int N>
+DEV void wait_copies() {
+  for (auto& groups = machine::self().groups; groups.size() > N; groups.erase(groups.begin())) machine::land(groups[0]);
+}
 DEV void barrier_init(u32 at, int count) {
   machine::arrivals(at) = {(short)count, (short)count, 0};
   machine::underway[at].clear();
