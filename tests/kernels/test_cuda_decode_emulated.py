@@ -128,7 +128,7 @@ def emulate(
     shared = variants.ring_bytes(made.flags) + 28 * requests + 4
     for stage, columns, lines, size in (
         (0, blocks, 1, shared),
-        (merged, -(-rows // merged) * made.slices, heads, made.partner_bytes(merged)),
+        (merged, -(-rows // merged) * made.slices, heads, made.partner_bytes),
     ):
         good = library.emulate(
             stage, ctypes.byref(given), columns, lines, size, run % 2 == 0, run, message

@@ -46,6 +46,7 @@ class NoAttentionVariant(ValueError):
 
 @dataclass(frozen=True)
 class _Loaded:
+    made: AttentionVariant
     stage1: nvrtc.Kernel
     stage2: dict[int, nvrtc.Kernel]
     ring_bytes: int
@@ -152,7 +153,7 @@ def decode_attention(
     loaded = _load(made, query.device)
     rows = query.shape[0] * (query.shape[1] // heads)
     places = _triton.multiprocessors(query.device)
-    merged, blocks = merge_grid(rows, heads, made, places)
+    merged, blocks = merge_grid(rows, heads, loaded.made, places)
     parameters = arguments(
         query, cache, batch,
         sm_scale=sm_scale, logit_cap=logit_cap, sink_logits=sink_logits, o_partner=o_partner,
@@ -162,9 +163,8 @@ def decode_attention(
     stream = torch.cuda.current_stream(query.device).cuda_stream
     shared = max(loaded.ring_bytes + 28 * requests + 4, loaded.least_shared)
     loaded.stage1.launch((loaded.grid, 1), parameters, stream, shared=shared, early=loaded.early)
-    shared = made.partner_bytes(merged)
     loaded.stage2[merged].launch(
-        (blocks, heads), parameters, stream, shared=shared, early=loaded.early
+        (blocks, heads), parameters, stream, shared=loaded.made.partner_bytes, early=loaded.early
     )
     return out
 
@@ -218,14 +218,15 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
         stage1, *stage2 = nvrtc.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
-        for merged, one in zip(MERGED_ROWS, stage2, strict=True):
-            one.allow_shared(made.partner_bytes(merged))
+        for one in stage2:
+            one.allow_shared(made.partner_bytes)
         ring = ring_bytes(dict(wanted.flags))
         stage1.allow_shared(ring + PLAN_BYTES)
         resident = max(1, min(made.resident, stage1.blocks_per_multiprocessor(ring + 1024)))
         least = exclusive_bytes(properties.shared_memory_per_multiprocessor, resident)
         stage1.allow_shared(max(ring + PLAN_BYTES, least))
     return _Loaded(
+        made,
         stage1,
         dict(zip(MERGED_ROWS, stage2, strict=True)),
         ring,

@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(ROOM, BLOCKS) oscar_decode_stage1(c
   extern "C" __global__ void __launch_bounds__(__VA_ARGS__) oscar_decode_stage2_##ROWS(const __grid_constant__ Params p) { \
     merge<WARPS_OF_BLOCK, ROWS>(p);                                                                                    \
   }
-STAGE2(1, 16, 512, SLICES > 1 ? 1 : 2)
+STAGE2(1, 16, 512)
 STAGE2(2, 8, 256, 2)
 STAGE2(4, 8, 256, 2)
 STAGE2(8, 8, 256, 2)

@@ -8,6 +8,7 @@
 // one lies in shared memory, else in registers: where stage 1 needs little shared memory a block that asks for much would
 // wait until a multiprocessor is empty, and divides its memory anew.
 constexpr int SLICES = DV > 128 ? DV / 128 : 1;
+constexpr bool PARTNER_SHARED = SLICES > 1;
 
 // How COUNT warps of a block share the outputs of ROWS rows: tiles of sixteen channels, of which SPLIT warps have one,
 // each STEPS sixteenths of the sum.
@@ -43,11 +44,10 @@ DEV float rest(float x) { return x - __uint_as_float(__float_as_uint(x) + HALF &
 // the kernel in front has ended.
 template <class OUT, int COUNT>
 struct Partner {
-  static constexpr bool SHARED = SLICES > 1 || COUNT > 8;
   static constexpr int UNITS = DV / 4, ROWS = DV / SLICES;
   const float4* shared;
   int tile, first;  // of the block's output channels, and the first step of the sum
-  float4 all[SHARED ? 1 : OUT::STEPS][2];
+  float4 all[PARTNER_SHARED ? 1 : OUT::STEPS][2];
   // Two rows next to each other share no bank.
   DEV static int place(int row, int unit) { return row * UNITS + (unit ^ (row & 1) * 4); }
   DEV Partner(const Params& p, int head, int warp, int lane)
@@ -57,7 +57,7 @@ struct Partner {
     if (!p.partner) return;
     const float4* from = reinterpret_cast<const float4*>(p.partner) +
                          ((p.partner_heads > 1 ? (size_t)head * DV : 0) + blockIdx.x % SLICES * ROWS) * UNITS;
-    if constexpr (SHARED) {
+    if constexpr (PARTNER_SHARED) {
       UNROLL for (int i = threadIdx.x; i < ROWS * UNITS; i += COUNT * 32)
           copy_async<16>(shared_address(shared + place(i / UNITS, i % UNITS)), from + i, true);
       commit_copies();
@@ -70,13 +70,13 @@ struct Partner {
   // Nothing waits for the loads until then.
   DEV void round() {
     UNROLL for (int i = 0; i < OUT::STEPS; i++) UNROLL for (int j = 0; j < 2; j++) {
-      float4& x = all[SHARED ? 0 : i][j];
+      float4& x = all[PARTNER_SHARED ? 0 : i][j];
       not_before(x.x), not_before(x.y), not_before(x.z), not_before(x.w);
       x = rounded(x);
     }
   }
   DEV float4 get(int i, int j, int lane) const {
-    if constexpr (!SHARED) return all[i][j];
+    if constexpr (!PARTNER_SHARED) return all[i][j];
     const float4 x = shared[place(16 * tile + lane / 4 + 8 * j, 4 * (first + i) + lane % 4)];
     return EXACT ? x : rounded(x);
   }
@@ -329,7 +329,7 @@ DEV void merge(const Params& p) {
     plan_by_warp(p, prefix[warp], lane);
     find_parts<ROWS>(p, prefix[warp], parts, 8 * warp, head, lane);
   }
-  if (!EXACT && !partner.SHARED && p.partner) partner.round();
+  if (!EXACT && !PARTNER_SHARED && p.partner) partner.round();
   wait_for_previous();
   if (!planned && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
   if constexpr (LEARNED) load_sinks<ROWS>(p, sinks, head);
@@ -356,7 +356,7 @@ DEV void merge(const Params& p) {
     merge_shares<COUNT, ROWS>(p, merged, apart, weights, sinks, head, lane);
   }
   if (!p.partner) return;
-  if (partner.SHARED) wait_copies<0>();
+  if (PARTNER_SHARED) wait_copies<0>();
   __syncthreads();
   undo(p, partner, merged, SHARE > 1 ? apart[0] : merged[0], outs, warp, lane);
 }

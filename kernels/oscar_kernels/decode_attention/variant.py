@@ -82,10 +82,10 @@ class AttentionVariant:
         """`SLICES` of merge.cuh: blocks that share the output channels of a row."""
         return max(1, self.v_spec.head_dim // WHOLE_DIM)
 
-    def partner_bytes(self, merged: int) -> int:
-        """Bytes of dynamic shared memory of a block of stage 2 that merges so many rows."""
-        dim = self.v_spec.head_dim
-        return 4 * dim * min(dim, WHOLE_DIM) if self.slices > 1 or merged == 1 else 0
+    @property
+    def partner_bytes(self) -> int:
+        """Bytes of dynamic shared memory of a block of stage 2."""
+        return 4 * self.v_spec.head_dim * WHOLE_DIM if self.slices > 1 else 0
 
     @property
     def flags(self) -> dict[str, str | int]:
