@@ -1,5 +1,5 @@
-"""The same attention over unquantized and FP8 rows, by kernels that others wrote: those of
-FlashInfer, or else PyTorch's own.
+"""The same attention over unquantized and FP8 rows, by kernels that others wrote: FlashAttention-3,
+those of FlashInfer, or else PyTorch's own.
 
 Caches are as SGLang keeps them for each kernel. Kernels plan their splits before the clock starts.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import cases
 import torch
+from flash_attention import FlashAttention3
 from flashinfer_kernels import FlashInfer, Xqa
 from plain_rows import Baseline, Calls, DecodeBaseline, Rows, rows
 from roofline import Heads
@@ -26,22 +27,25 @@ ATOL = {1: 0.15, 2: 0.03, 4: 0.03}
 
 def available() -> Baseline:
     """FlashInfer over 16-bit rows if it is installed and there is a GPU, else PyTorch."""
-    return FlashInfer(_flashinfer()) if _has_flashinfer() else Sdpa()
+    return FlashInfer(_flashinfer()) if _has("flashinfer") else Sdpa()
 
 
 def decoders() -> list[DecodeBaseline]:
-    """Everything that a user could decode with instead; XQA needs compute capability 9."""
-    if not _has_flashinfer():
-        return [Sdpa()]
-    library, types = _flashinfer(), (torch.bfloat16, torch.float8_e4m3fn)
-    found: list[DecodeBaseline] = [FlashInfer(library, dtype) for dtype in types]
-    if torch.cuda.get_device_capability() >= (9, 0):
-        found += [Xqa(library, dtype) for dtype in types]
-    return found
+    """Everything that a user could decode with instead; XQA needs compute capability 9, and
+    FlashAttention-3 an environment with vLLM."""
+    found: list[DecodeBaseline] = []
+    if _has("vllm"):
+        found.append(FlashAttention3(importlib.import_module("vllm.vllm_flash_attn")))
+    if _has("flashinfer"):
+        library, types = _flashinfer(), (torch.bfloat16, torch.float8_e4m3fn)
+        found += [FlashInfer(library, dtype) for dtype in types]
+        if torch.cuda.get_device_capability() >= (9, 0):
+            found += [Xqa(library, dtype) for dtype in types]
+    return found or [Sdpa()]
 
 
-def _has_flashinfer() -> bool:
-    return cases.DEVICE == "cuda" and importlib.util.find_spec("flashinfer") is not None
+def _has(name: str) -> bool:
+    return cases.DEVICE == "cuda" and importlib.util.find_spec(name) is not None
 
 
 def _flashinfer() -> Any:

@@ -92,20 +92,17 @@ class Xqa:
 
     def decode(self, rows: Rows) -> Calls:
         """See `DecodeBaseline`."""
-        number, length = len(rows.lengths), rows.lengths[0]
-        pages = -(-length // PAGE)
-        table = torch.randperm(number * pages, device="cuda").int().view(number, pages)
-        lengths = torch.tensor(rows.lengths, dtype=torch.int32, device="cuda")
+        table, lengths = page_table(rows)
         out = torch.empty_like(rows.query)
         return [
             partial(
                 self._library.decode.trtllm_batch_decode_with_kv_cache,
                 rows.query,
-                tuple(self._paged(x, rows, table) for x in layer),
+                tuple(paged(x.to(self._dtype), rows, table) for x in layer),
                 self._scratch,
                 table,
                 lengths,
-                length,
+                rows.lengths[0],
                 bmm1_scale=rows.query.shape[-1] ** -0.5,
                 bmm2_scale=1.0,
                 out=out,
@@ -115,12 +112,20 @@ class Xqa:
             for layer in rows.layers
         ]
 
-    def _paged(self, x: Tensor, rows: Rows, table: Tensor) -> Tensor:
-        """`[pages, PAGE, H, D]` of rows `[slots, H, D]`."""
-        number, pages = table.shape
-        paged = x.new_zeros(number * pages, PAGE, *x.shape[1:], dtype=self._dtype)
-        for request, own in enumerate(rows.slots.long().view(number, -1)):
-            padded = x.new_zeros(pages * PAGE, *x.shape[1:])
-            padded[: len(own)] = x[own]
-            paged[table[request].long()] = padded.view(pages, PAGE, *x.shape[1:]).to(self._dtype)
-        return paged
+
+def page_table(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Pages of each request, `[requests, pages]` in random order, and lengths; int32."""
+    number, pages = len(rows.lengths), -(-rows.lengths[0] // PAGE)
+    table = torch.randperm(number * pages, device="cuda").int().view(number, pages)
+    return table, torch.tensor(rows.lengths, dtype=torch.int32, device="cuda")
+
+
+def paged(x: Tensor, rows: Rows, table: Tensor) -> Tensor:
+    """`[pages, PAGE, H, D]` of rows `[slots, H, D]`."""
+    number, pages = table.shape
+    found = x.new_zeros(number * pages, PAGE, *x.shape[1:])
+    for request, own in enumerate(rows.slots.long().view(number, -1)):
+        padded = x.new_zeros(pages * PAGE, *x.shape[1:])
+        padded.view(torch.uint8)[: len(own)] = x.view(torch.uint8)[own]
+        found[table[request].long()] = padded.view(pages, PAGE, *x.shape[1:])
+    return found
