@@ -46,7 +46,6 @@ class NoAttentionVariant(ValueError):
 
 @dataclass(frozen=True)
 class _Loaded:
-    made: AttentionVariant
     stage1: nvrtc.Kernel
     stage2: dict[int, nvrtc.Kernel]
     ring_bytes: int
@@ -153,7 +152,7 @@ def decode_attention(
     loaded = _load(made, query.device)
     rows = query.shape[0] * (query.shape[1] // heads)
     places = _triton.multiprocessors(query.device)
-    merged, blocks = merge_grid(rows, heads, loaded.made, places)
+    merged, blocks = merge_grid(rows, heads, made, places)
     parameters = arguments(
         query, cache, batch,
         sm_scale=sm_scale, logit_cap=logit_cap, sink_logits=sink_logits, o_partner=o_partner,
@@ -164,7 +163,7 @@ def decode_attention(
     shared = max(loaded.ring_bytes + 28 * requests + 4, loaded.least_shared)
     loaded.stage1.launch((loaded.grid, 1), parameters, stream, shared=shared, early=loaded.early)
     loaded.stage2[merged].launch(
-        (blocks, heads), parameters, stream, shared=loaded.made.partner_bytes, early=loaded.early
+        (blocks, heads), parameters, stream, shared=made.partner_bytes, early=loaded.early
     )
     return out
 
@@ -226,7 +225,6 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
         least = exclusive_bytes(properties.shared_memory_per_multiprocessor, resident)
         stage1.allow_shared(max(ring + PLAN_BYTES, least))
     return _Loaded(
-        made,
         stage1,
         dict(zip(MERGED_ROWS, stage2, strict=True)),
         ring,

@@ -146,6 +146,7 @@ class CudaTiles:
         resident: most blocks of a multiprocessor, up to `MOST_RESIDENT`.
         window_cost: number of INT2 tiles that take as long as one step of window tokens, which has
             3.6 times the bytes.
+        wide_window_cost: the same for decode steps with rows of more than `WHOLE_DIM` channels.
         start: number of INT2 tiles that take as long as the beginning of a segment.
         early: a block with at most this many units of work requests its bytes before the kernel in
             front has ended; 0 for no block. If the prefix is stable, every block does.
@@ -158,6 +159,7 @@ class CudaTiles:
     stages: int = 6
     resident: int = 1
     window_cost: int = 3
+    wide_window_cost: int = 4
     start: int = 4
     early: int = 4
     many_rows_early: int = 0
@@ -186,7 +188,7 @@ CUDA = CudaTiles()
 VARIANTS = (
     CUDA,
     replace(CUDA, stages=4),
-    replace(CUDA, window_cost=2),
+    replace(CUDA, window_cost=2, wide_window_cost=2),
     replace(CUDA, start=0),
     replace(CUDA, early=0, planned=0),
     replace(CUDA, query_bytes=False),

@@ -94,6 +94,8 @@ class AttentionVariant:
         together = math.gcd(self.heads, WARPS // shares)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
         k_spec, v_spec, tiles = self.k_spec, self.v_spec, self.tiles
+        wide_step = self.slices > 1 and not self.drafts
+        window_cost = tiles.wide_window_cost if wide_step else tiles.window_cost
         return {
             "DK": k_spec.head_dim, "GK": k_spec.num_groups, "BITS_K": k_spec.bits,
             "DV": v_spec.head_dim, "GV": v_spec.num_groups, "BITS_V": v_spec.bits,
@@ -106,7 +108,7 @@ class AttentionVariant:
             "CAPPED": int(self.capped),
             "LEARNED": int(self.learned_sinks),
             "BLOCKS": 1 if wide else self.resident,
-            "WINDOW_COST": tiles.window_cost, "START": tiles.start, "PLANNED": tiles.planned,
+            "WINDOW_COST": window_cost, "START": tiles.start, "PLANNED": tiles.planned,
             "EARLY_UNITS": tiles.early if self.rows <= 8 else tiles.many_rows_early,
         }  # fmt: skip
 
