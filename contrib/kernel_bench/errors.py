@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
     from oscar_kernels.spec import QuantSpec
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    emulator = Emulator(cuda.SOURCE, "decode_emulator", cuda.Params, folder)
+    emulator = Emulator(cuda.SOURCE, "decode.cpp", cuda.Params, folder)
     print("| query heads x head_dim | rows | logits | bfloat16 | kernel | query in float16 |")
     print("|---|---|---:|---:|---:|---:|")
     for shape, plain, sharp in product(sys.argv[1:] or SHAPES, (True, False), (0.3, 1, 3)):

@@ -63,21 +63,21 @@ DEV void multiply(const Params& p, u32 weights) {{
 }}
 DEV void others(const Params& p) {{
   u32 x[16], sum = 0;
-  UNROLL for (int i = 0; i < 16; i++) x[i] = thread_index() * 77 + i * 131;
+  UNROLL for (int i = 0; i < 16; i++) x[i] = threadIdx.x * 77 + i * 131;
   UNROLL_1 for (int loop = 0; loop < p.loops; loop++) {{
     UNROLL for (int again = 0; again < {UNROLLED // 16}; again++) UNROLL for (int i = 0; i < 16; i++) {instruction}
   }}
   UNROLL for (int i = 0; i < 16; i++) sum ^= x[i];
   if (sum == 12345) p.out[0] = 0;
 }}
-KERNEL(contend, {128 * GROUPS}, Params p) {{
-  const u32 weights = (dynamic_shared() + 1023) & ~1023u;  // anything: only the time counts
-  block_sync();
-  const int group = thread_index() / 128;
+extern "C" __global__ void __launch_bounds__({128 * GROUPS}, 1) contend(const __grid_constant__ Params p) {{
+  const u32 weights = (shared_address(dynamic_shared()) + 1023) & ~1023u;  // anything: only the time counts
+  __syncthreads();
+  const int group = threadIdx.x / 128;
   const long long start = clock64();
   if (group < p.products) multiply(p, weights);
   else others(p);
-  if (thread_index() % 128 == 0) p.out[block_index() * {GROUPS} + group] = clock64() - start;
+  if (threadIdx.x % 128 == 0) p.out[blockIdx.x * {GROUPS} + group] = clock64() - start;
 }}"""  # noqa: E501
 
 

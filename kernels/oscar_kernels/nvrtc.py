@@ -79,11 +79,11 @@ class CudaSource:
 
     @cache  # noqa: B019 - one per folder, for as long as the process lives
     def files(self) -> dict[str, str]:
-        """Text by name."""
-        found = (
-            x for x in resources.files(self.package).iterdir() if x.name.endswith((".cu", ".cuh"))
-        )
-        return {x.name: x.read_text(encoding="utf-8") for x in sorted(found, key=lambda x: x.name)}
+        """Text by name; machine.cuh of this package is among them."""
+        folders = (resources.files(x) for x in (__package__, self.package))
+        found = (x for folder in folders for x in folder.iterdir())
+        texts = sorted((x for x in found if x.name.endswith((".cu", ".cuh"))), key=lambda x: x.name)
+        return {x.name: x.read_text(encoding="utf-8") for x in texts}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import pytest
 
 from oscar_kernels.nvrtc import CudaSource, Flags
 
-EMULATORS = Path(__file__).parent
-FIBERS = EMULATORS / "emulator" / "fibers.h"
+EMULATOR = Path(__file__).parent / "emulator"
 STANDARD = "standard.h"
 """Everything of the standard library that a kernel and its emulator include, which is compiled
 once."""
@@ -31,7 +30,7 @@ class Emulator:
 
     Args:
         source: the kernel; the machine.cuh of the emulator takes the place of its own.
-        name: folder of the emulator, beside the tests.
+        name: file of the emulator that is compiled.
         parameters: what `parameters_size` of the library is compared with.
         folder: where files go.
     """
@@ -39,12 +38,11 @@ class Emulator:
     def __init__(
         self, source: CudaSource, name: str, parameters: type[ctypes.Structure], folder: Path
     ) -> None:
-        self._parameters, self._folder = parameters, folder
+        self._parameters, self._folder, self._name = parameters, folder, name
         self._made: dict[tuple[tuple[str, str | int], ...], ctypes.CDLL] = {}
         for file, text in source.files().items():
             (folder / file).write_text(text)
-        for path in (FIBERS, *(EMULATORS / name).iterdir()):
-            shutil.copy(path, folder)
+        shutil.copytree(EMULATOR, folder, dirs_exist_ok=True)
         lines = (text for path in folder.iterdir() for text in path.read_text().splitlines())
         included = sorted({line for line in lines if line.startswith("#include <")})
         (folder / STANDARD).write_text("\n".join(included) + "\n")
@@ -71,7 +69,7 @@ class Emulator:
             self._run(compiler, "-x", "c++-header", STANDARD, "-o", f"{STANDARD}.gch")
         defined = [f"-D{name}={value}" for name, value in flags.items()]
         standard = ("-include", STANDARD)
-        self._run(compiler, *standard, *defined, "emulate.cpp", "-o", str(target))
+        self._run(compiler, *standard, *defined, self._name, "-o", str(target))
 
     def _run(self, compiler: str, *words: str) -> None:
         subprocess.run([compiler, *OPTIONS, *words], cwd=self._folder, check=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from emulation import EMULATORS, Emulator
+from emulation import Emulator
 from torch import Tensor
 
 from oscar_kernels import reference
@@ -22,8 +21,9 @@ class EmulatedDecode:
     """Stage 1, and its splits merged in plain torch."""
 
     def __init__(self, folder: Path) -> None:
-        self.emulator = Emulator(latent_cuda.SOURCE, "decode_emulator", latent_cuda.Params, folder)
-        shutil.copy(EMULATORS / "latent_emulator/emulate.cpp", folder)
+        self.emulator = Emulator(
+            latent_cuda.SOURCE, "latent_decode.cpp", latent_cuda.Params, folder
+        )
 
     def attend(
         self,
@@ -74,8 +74,7 @@ class EmulatedWrite:
     """A module with the op."""
 
     def __init__(self, folder: Path) -> None:
-        self.emulator = Emulator(latent.SOURCE, "emulator", latent.Params, folder)
-        shutil.copy(EMULATORS / "latent_write_emulator/emulate.cpp", folder)
+        self.emulator = Emulator(latent.SOURCE, "latent_write.cpp", latent.Params, folder)
 
     def write_kv_int2(
         self, *given: Any, windows: Any, query: Tensor, query_out: Tensor | None = None

@@ -41,7 +41,7 @@ runs = count()
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     folder = tmp_path_factory.mktemp("emulator")
-    return Emulator(cuda.SOURCE, "decode_emulator", cuda.Params, folder)
+    return Emulator(cuda.SOURCE, "decode.cpp", cuda.Params, folder)
 
 
 class Job(NamedTuple):

@@ -36,7 +36,7 @@ EXACT = {"error": 2**-16, "allowed": 3, "rows": 2**-7}
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[cuda.WriteVariant], ctypes.CDLL]:
     """Compiles the kernel for the emulator, once per variant."""
     folder = tmp_path_factory.mktemp("emulator")
-    emulator = Emulator(cuda.SOURCE, "emulator", cuda.Params, folder)
+    emulator = Emulator(cuda.SOURCE, "write.cpp", cuda.Params, folder)
 
     def library(variant: cuda.WriteVariant) -> ctypes.CDLL:
         found = emulator.library(variant.flags)

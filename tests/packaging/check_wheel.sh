@@ -23,8 +23,8 @@ assert json.load(open("info.json"))["recipe"]["hf_id"] == "Qwen/Qwen3-8B"
 import oscar_kernels, oscar_zoo.engines.sglang.launch.plan as launch
 from importlib.resources import files
 assert oscar_kernels.QuantSpec(128, 128).num_groups == 1
-sources = {f.name for f in files("oscar_kernels").joinpath("decode_attention").iterdir()}
-assert "decode.cu" in sources and any(name.endswith(".cuh") for name in sources), sources
+for folder, name in (("", "machine.cuh"), ("decode_attention", "decode.cu"), ("kv_write", "quantize.cuh")):
+    assert files("oscar_kernels").joinpath(folder, name).is_file(), name
 assert (launch.cpu_site_dir() / "sitecustomize.py").is_file()
 PY
 echo "wheel ok: $(basename "$wheel")"

@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(ROOM, BLOCKS) oscar_decode_stage1(c
       const Segment x(work, prefix, p.batch, at, end);
       prefetch_segment(p, requests[x.low / 2], x, x.low / 2, x.block * HB + local, group, warp, lane);
     }
-    wait_for_previous();
+    wait_then_release();
   }
   while (at < end) {
     const Segment x(work, prefix, p.batch, at, end);

@@ -279,11 +279,11 @@ struct Tile {
   DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
     u32 w[GK + GV];
     if constexpr ((GK + GV) % 4 == 0 && AU == 16) {
-      UNROLL for (int i = 0; i < GK + GV; i += 4) shared_load<4>(w + i, at ^ (4 * i));
+      UNROLL for (int i = 0; i < GK + GV; i += 4) shared_load<4>(at ^ (4 * i), w + i);
     } else if constexpr (GK + GV == 2) {
-      shared_load<2>(w, at);
+      shared_load<2>(at, w);
     } else {
-      UNROLL for (int i = 0; i < GK + GV; i++) shared_load<1>(w + i, at + 4 * i);
+      UNROLL for (int i = 0; i < GK + GV; i++) shared_load<1>(at + 4 * i, w + i);
     }
     UNROLL for (int v = 0; v < GK; v++) {
       ks[v] = low_affine(w[v]);

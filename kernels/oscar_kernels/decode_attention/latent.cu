@@ -120,7 +120,7 @@ struct Query {
     }
     if (!IN_SHARED)
       UNROLL for (int r = 0; r < GROUPS; r++) UNROLL for (int c = 0; c < 4; c++) UNROLL for (int n = 0; n < TILES; n++)
-          shared_load<2>(digits[IN_SHARED ? 0 : r][c][n], shared_address(memory) + DIGITS_AT + digits_at(n, r, c, lane));
+          shared_load<2>(shared_address(memory) + DIGITS_AT + digits_at(n, r, c, lane), digits[IN_SHARED ? 0 : r][c][n]);
   }
 };
 
@@ -241,8 +241,8 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
     u32 words[2][GROUPS], mine[2];  // of tokens g and g + 8
     UNROLL for (int o = 0; o < 2; o++) {
       const u32 at = stage + ROW + (16 * warp + g + 8 * o) * PITCH;
-      shared_load<4>(words[o], at);
-      shared_load<1>(&mine[o], at + 4 * t);
+      shared_load<4>(at, words[o]);
+      shared_load<1>(at + 4 * t, &mine[o]);
     }
     UNROLL for (int n = 0; n < TILES; n++)
         mma_tf32(x[n], low_f16(mine[0]), low_f16(mine[1]), high_f16(mine[0]), high_f16(mine[1]), q.affine[n][0],
@@ -257,7 +257,7 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
         UNROLL for (int n = 0; n < TILES; n++) {
           u32 b[2];
           if (IN_SHARED)
-            shared_load<2>(b, base + DIGITS_AT + Query::digits_at(n, r, c, lane));
+            shared_load<2>(base + DIGITS_AT + Query::digits_at(n, r, c, lane), b);
           else
             b[0] = q.digits[IN_SHARED ? 0 : r][c][n][0], b[1] = q.digits[IN_SHARED ? 0 : r][c][n][1];
           if (c == 0)
@@ -337,7 +337,7 @@ DEV void attend_codes(const Params& p, const Part& part, u8* memory, long long t
     u32 offsets[2];  // of tokens 2t and 2t + 1, and those eight behind, and group g
     UNROLL for (int o = 0; o < 2; o++) {
       u32 word[2];
-      UNROLL for (int i = 0; i < 2; i++) shared_load<1>(&word[i], stage + of_offsets + (8 * o + i) * PITCH);
+      UNROLL for (int i = 0; i < 2; i++) shared_load<1>(stage + of_offsets + (8 * o + i) * PITCH, &word[i]);
       offsets[o] = g < GROUPS ? prmt(word[0], word[1], 0x7632) : 0x3C003C00u;
     }
     UNROLL for (int n = 0; n < TILES; n++)
@@ -474,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) oscar_latent_sta
   const int head = one ? 0 : blockIdx.x % p.head_blocks * HEADS;
   if (threadIdx.x == 0)
     UNROLL for (int i = 0; i < STAGES; i++) barrier_init(shared_address(memory) + FULL_AT + 8 * i, THREADS);
-  wait_for_previous();
+  wait_then_release();
   const Part part(p, b, split);
   const long long where = ((long long)b * p.heads + head) * (p.exact_splits + p.splits) + split;
   __syncthreads();

@@ -330,7 +330,7 @@ DEV void merge(const Params& p) {
     find_parts<ROWS>(p, prefix[warp], parts, 8 * warp, head, lane);
   }
   if (!EXACT && !PARTNER_SHARED && p.partner) partner.round();
-  wait_for_previous();
+  wait_then_release();
   if (!planned && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
   if constexpr (LEARNED) load_sinks<ROWS>(p, sinks, head);
   __syncthreads();

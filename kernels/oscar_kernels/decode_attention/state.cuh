@@ -74,7 +74,7 @@ DEV float high_affine(u32 x) { return AFFINE_BF16 ? high_bf16(x) : high_f16(x); 
 
 // The same once, if `ahead` of its end.
 DEV void meet(bool& ahead) {
-  if (ahead) wait_for_previous();
+  if (ahead) wait_then_release();
   ahead = false;
 }
 // Spreads the 16-byte units that eight consecutive tokens hold in one column over all banks: unit `unit` of a token lies

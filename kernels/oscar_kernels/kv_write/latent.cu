@@ -26,7 +26,7 @@ DEV void store_exact(const Params& p, const float (&x)[OWN][4], const u32* rotar
                      int lane) {
   u16* to = (u16*)latents + at * D;
   UNROLL for (int k = 0; k < OWN; k++) UNROLL for (int q = 0; q < 4; q++)
-      store_half(to + q * BYTES + 32 * k + lane, (u16)pack_bf16(x[k][q], 0.f));
+      to[q * BYTES + 32 * k + lane] = (u16)pack_bf16(x[k][q], 0.f);
   for (int i = lane; i < ROPE / 2; i += 32) store_word((u32*)keys + at * (ROPE / 2) + i, rotary[i]);
 }
 
@@ -56,13 +56,14 @@ struct Scales {
     UNROLL for (int q = 0; q < 4; q += TOGETHER) {
       UNROLL for (int i = 1; i < TOGETHER; i++) low[q] = fminf(low[q], low[q + i]), high[q] = fmaxf(high[q], high[q + i]);
       UNROLL for (int o = 16; o > 0; o /= 2)
-          low[q] = fminf(low[q], shuffle_xor(low[q], o)), high[q] = fmaxf(high[q], shuffle_xor(high[q], o));
+          low[q] = fminf(low[q], __shfl_xor_sync(ALL, low[q], o)),
+          high[q] = fmaxf(high[q], __shfl_xor_sync(ALL, high[q], o));
       const float extent = fmaxf(high[q] - low[q], MIN_RANGE);
       UNROLL for (int i = 0; i < TOGETHER; i++)
           low[q + i] = low[q], step[q + i] = extent / 3.f, inverse[q + i] = 1.f / extent;
     }
   }
-  DEV u32 code(float x, int q) const { return (u32)(saturate((x - low[q]) * inverse[q]) * 3.f + 0.5f); }
+  DEV u32 code(float x, int q) const { return (u32)(__saturatef((x - low[q]) * inverse[q]) * 3.f + 0.5f); }
   DEV void store(u8* affine) const {
     UNROLL for (int g = 0; g < GROUPS; g++) {
       const int q = g * (4 / GROUPS);
@@ -86,13 +87,13 @@ DEV void round_byte(float (&x)[OWN][4], u32 (&words)[OWN], const Scales& scales,
   }
   if (lane == turn) words[k] = word;
   UNROLL for (int q = 0; q < 4; q++) {
-    const float error = float_of(shuffle_from(bits_of(errors[q]), turn));
+    const float error = __uint_as_float(__shfl_sync(ALL, __float_as_uint(errors[q]), turn));
     UNROLL for (int i = k; i < OWN; i++) weights.carry(x[i], error, q, i);
   }
 }
 
-KERNEL(oscar_write_latents, 32, Params p) {
-  const int token = block_index(), lane = thread_index();
+extern "C" __global__ void __launch_bounds__(32, 1) oscar_write_latents(const __grid_constant__ Params p) {
+  const int token = blockIdx.x, lane = threadIdx.x;
   if (FEEDBACK)  // all of it at once: a lane waits for what it needs next
     for (int i = token * 32 + lane; i < D * D / 64; i += p.tokens * 32) prefetch(p.feedback + 128 * i);
   const float* row = p.rows + (long long)token * D;
@@ -122,7 +123,7 @@ KERNEL(oscar_write_latents, 32, Params p) {
   } else {
     UNROLL for (int k = 0; k < OWN; k++) UNROLL for (int q = 0; q < 4; q++) words[k] |= scales.code(x[k][q], q) << 2 * q;
   }
-  UNROLL for (int k = 0; k < OWN; k++) store_byte(codes + 32 * k + lane, (u8)words[k]);
+  UNROLL for (int k = 0; k < OWN; k++) codes[32 * k + lane] = (u8)words[k];
   for (int i = lane; i < ROPE / 2; i += 32) store_word((u32*)(codes + BYTES) + i, rotary[i]);
   if (lane == 0) scales.store(p.affine + slot * (4 * GROUPS));
 }

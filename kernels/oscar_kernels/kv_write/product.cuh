@@ -47,7 +47,7 @@ struct QueryRow {
 constexpr int RECORD = (DK * BITS_K + DV * BITS_V) / 8, AFFINE = 2 * (GK + GV);
 
 // Row `r` of a matrix's rows is head `r % heads` of this token; exact below 2^31.
-DEV int token_of(const Side& s, int r) { return s.heads == 1 ? r : (int)(multiply_high((u32)r, s.magic) >> s.shift); }
+DEV int token_of(const Side& s, int r) { return s.heads == 1 ? r : (int)(__umulhi((u32)r, s.magic) >> s.shift); }
 
 DEV long long wide(int x, int y) { return (long long)x * y; }
 
@@ -71,13 +71,13 @@ DEV constexpr int matrix_bytes() {  // of both halves, and of the mean's product
 template <class R, int THREADS>
 DEV void load_matrix(const Side& s, int matrix, u32 weights) {
   constexpr int SIZE = 2 * part_bytes(R::D), ROUND = THREADS * 16, STRIP = matrix_bytes<R>() - SIZE;
-  const int mine = thread_index() * 16;
+  const int mine = (int)threadIdx.x * 16;
   const u8* from = s.halves + wide(matrix, s.halves_head) + mine;
   UNROLL for (int i = 0; i < SIZE; i += ROUND)
       if (SIZE % ROUND == 0 || i + mine < SIZE) copy_async(weights + mine + i, from + i);
   UNROLL for (int i = 0; i < STRIP; i += ROUND)
       if (i + mine < STRIP) copy_async(weights + SIZE + mine + i, s.mean + (wide(matrix, s.mean_head) + mine + i));
-  copies_commit();
+  commit_copies();
 }
 
 // The feedback of a head in shared memory. The 16-byte units of a quarter of a row are turned by the quarter: four
@@ -93,9 +93,9 @@ template <class R, int THREADS>
 DEV void load_feedback(const Params& p, int head, u32 to) {
   constexpr int D = R::D, UNITS = D / 8;
   const u16* from = p.feedback + wide(head, D * D);
-  UNROLL_1 for (int i = thread_index(); i < D * UNITS; i += THREADS)
+  UNROLL_1 for (int i = threadIdx.x; i < D * UNITS; i += THREADS)
       copy_async(to + place_in_feedback<D>(i / UNITS, i % UNITS * 8), from + i * 8);
-  copies_commit();
+  commit_copies();
 }
 
 // A matrix of more than 128 columns does not fit a block: its columns come in chunks, a quarter of the channels of 256
@@ -110,13 +110,13 @@ DEV void load_chunk(const Side& s, int matrix, int chunk, u32 weights) {
   constexpr int PLANES = R::D / 64, SIZE = 2 * PLANES * PLANE, STRIP = 32 * CHUNK;
   const u8* from = s.halves + wide(matrix, s.halves_head) + chunk * PLANE;
   UNROLL for (int i = 0; i < SIZE; i += THREADS * 16) {
-    const int at = i + thread_index() * 16;
+    const int at = i + (int)threadIdx.x * 16;
     copy_async(weights + at, from + at / PLANE * (R::D * 128) + at % PLANE);
   }
-  const int mine = thread_index() * 16;
+  const int mine = (int)threadIdx.x * 16;
   if (R::CENTRED && mine < STRIP)
     copy_async(weights + SIZE + mine, s.mean + (wide(matrix, s.mean_head) + chunk * STRIP + mine));
-  copies_commit();
+  commit_copies();
 }
 
 // The sixteen rows of a warp lie in shared memory with 16-byte units turned by the row: those of eight rows, which are
@@ -158,8 +158,8 @@ DEV void multiply(u32 rows, u32 weights, int lane, float (&x)[R::D / 2]) {
   constexpr int D = R::D;
   const u64 b = columns_address(weights);
   u32 a[D / 16][4];
-  UNROLL for (int k = 0; k < D / 16; k++) load_operand(a[k], rows + place_in_rows<D>(lane % 16, 2 * k + lane / 16));
-  warp_sync();
+  UNROLL for (int k = 0; k < D / 16; k++) ldmatrix4(a[k], rows + place_in_rows<D>(lane % 16, 2 * k + lane / 16));
+  __syncwarp();
   matrix_begin(x);
   if constexpr (R::CENTRED) multiply_mean(x, weights + 2 * part_bytes(D), lane);
   UNROLL for (int part = 1; part >= 0; part--) UNROLL for (int k = 0; k < D / 16; k++)

@@ -47,18 +47,18 @@ template <class R>
 DEV void extremes(const float (&x)[R::D / 2], float (&low)[2][R::G], float (&high)[2][R::G], bool (&plain)[2]) {
   constexpr int EACH = R::D / 4 / R::G;  // values of a group and row in one thread
   UNROLL for (int i = 0; i < 2; i++) UNROLL for (int v = 0; v < R::G; v++) {
-    int top = (int)bits_of(x[v * EACH / 2 * 4 + 2 * i]);
+    int top = (int)__float_as_uint(x[v * EACH / 2 * 4 + 2 * i]);
     u32 bottom = (u32)top;
     UNROLL for (int n = v * EACH + 1; n < (v + 1) * EACH; n++) {
-      top = max(top, (int)bits_of(x[n / 2 * 4 + 2 * i + n % 2]));
-      bottom = max(bottom, bits_of(x[n / 2 * 4 + 2 * i + n % 2]));
+      top = max(top, (int)__float_as_uint(x[n / 2 * 4 + 2 * i + n % 2]));
+      bottom = max(bottom, __float_as_uint(x[n / 2 * 4 + 2 * i + n % 2]));
     }
     UNROLL for (int mask = 1; mask <= 2; mask *= 2) {
-      top = max(top, shuffle_xor(top, mask));
-      bottom = max(bottom, shuffle_xor(bottom, mask));
+      top = max(top, __shfl_xor_sync(ALL, top, mask));
+      bottom = max(bottom, __shfl_xor_sync(ALL, bottom, mask));
     }
-    high[i][v] = float_of((u32)top);
-    low[i][v] = float_of(bottom);
+    high[i][v] = __uint_as_float((u32)top);
+    low[i][v] = __uint_as_float(bottom);
     plain[i] &= top >= 0 && (int)bottom < 0;
   }
 }
@@ -84,7 +84,7 @@ struct Order {
     }
     UNROLL for (int mask = 1; mask <= 2; mask *= 2) {
       u32 other[RANK];
-      UNROLL for (int i = 0; i < RANK; i++) other[i] = shuffle_xor(top[RANK - 1 - i], mask);
+      UNROLL for (int i = 0; i < RANK; i++) other[i] = __shfl_xor_sync(ALL, top[RANK - 1 - i], mask);
       UNROLL for (int i = 0; i < RANK; i++) top[i] = max_u16x2(top[i], other[i]);
       if (mask == 1) sort_valley<0, RANK>(top);
     }
@@ -99,14 +99,14 @@ struct Order {
       float most = fmaxf(-low[i][0], high[i][0]);
       UNROLL for (int v = 1; v < R::G; v++) most = fmaxf(most, fmaxf(-low[i][v], high[i][v]));
       const bool fits = most > 1e-30f && most < 1e37f;
-      scale[i] = fits ? multiply(KEYS, reciprocal(most)) : 0.f;
-      bound[i] = fits ? multiply(most, 1.f / KEYS) : 0.f;
+      scale[i] = fits ? __fmul_rn(KEYS, reciprocal(most)) : 0.f;
+      bound[i] = fits ? __fmul_rn(most, 1.f / KEYS) : 0.f;
     }
     u32 key[N], top[RANK];
     UNROLL for (int j = 0; j < N / 2; j++) UNROLL for (int e = 0; e < 2; e++) {
-      const u32 low = bits_of(fmaf(fabsf(x[4 * j + e]), scale[0], ONE)),
-                high = bits_of(fmaf(fabsf(x[4 * j + 2 + e]), scale[1], ONE));
-      key[2 * j + e] = permute(low, high, 0x5410);
+      const u32 low = __float_as_uint(fmaf(fabsf(x[4 * j + e]), scale[0], ONE)),
+                high = __float_as_uint(fmaf(fabsf(x[4 * j + 2 + e]), scale[1], ONE));
+      key[2 * j + e] = __byte_perm(low, high, 0x5410);
     }
     largest(key, top);
     u32 last = top[0], before = ALL;  // the smallest of them, and the next
@@ -116,15 +116,15 @@ struct Order {
     }
     UNROLL for (int i = 0; i < 2; i++) {
       const u32 mine = last >> (16 * i) & 0xFFFF, next = before >> (16 * i) & 0xFFFF;
-      const float above = multiply((float)mine + 0.75f, bound[i]);  // over all of this key, under all but the next
+      const float above = __fmul_rn((float)mine + 0.75f, bound[i]);  // over all of this key, under all but the next
       int nearest = 0;                                             // of negative floats the one nearest to zero is least
       UNROLL for (int j = 0; j < N / 2; j++) UNROLL for (int e = 0; e < 2; e++)
-          nearest = min(nearest, (int)bits_of(fabsf(x[4 * j + 2 * i + e]) - above));
-      nearest = min(nearest, shuffle_xor(nearest, 1));
-      nearest = min(nearest, shuffle_xor(nearest, 2));
-      limit[i] = above + float_of((u32)nearest);  // exact: both are within a factor of two from the third key on
+          nearest = min(nearest, (int)__float_as_uint(fabsf(x[4 * j + 2 * i + e]) - above));
+      nearest = min(nearest, __shfl_xor_sync(ALL, nearest, 1));
+      nearest = min(nearest, __shfl_xor_sync(ALL, nearest, 2));
+      limit[i] = above + __uint_as_float((u32)nearest);  // exact: both are within a factor of two from the third key on
       plain[i] &= nearest < 0 && mine > 2 && next > mine &&
-                  bits_of(fmaf(limit[i], scale[i], ONE)) == bits_of(ONE) + mine;
+                  __float_as_uint(fmaf(limit[i], scale[i], ONE)) == __float_as_uint(ONE) + mine;
     }
   }
 };
@@ -149,7 +149,7 @@ struct Scale {
     inverse = fmaf(fmaf(-range, near, 1.f), near, near);
     from = low <= 0.f && high >= 0.f ? 0.f : low;
     shift = fmaf(from - low, inverse, UP);
-    const float near_step = multiply(range, STEP);  // and the rest of it: correctly rounded (P. Markstein)
+    const float near_step = __fmul_rn(range, STEP);  // and the rest of it: correctly rounded (P. Markstein)
     step = fmaf(fmaf(-STEPS, near_step, range), STEP, near_step);
     this->low = low;
     const float scale = fminf(step, LARGEST), offset = fminf(fmaxf(low, -LARGEST), LARGEST);
@@ -157,12 +157,13 @@ struct Scale {
   }
   DEV Scale() {}
   DEV float place(float x) const { return fmaf(x - from, inverse, shift); }
-  DEV float rest(u32 code, float x) const { return fmaf(float_of(code) - ONE, step, low) - x; }  // of `code_bits`
+  DEV float rest(u32 code, float x) const { return fmaf(__uint_as_float(code) - ONE, step, low) - x; }  // of `code_bits`
   // What lane `from` has.
   DEV Scale of_lane(int lane) const {
     Scale other = *this;
     float* numbers[] = {&other.inverse, &other.shift, &other.from, &other.step, &other.low};
-    UNROLL for (int i = 0; i < 5; i++) *numbers[i] = float_of(shuffle_from(bits_of(*numbers[i]), lane));
+    UNROLL for (int i = 0; i < 5; i++)
+        *numbers[i] = __uint_as_float(__shfl_sync(ALL, __float_as_uint(*numbers[i]), lane));
     return other;
   }
 };
@@ -170,7 +171,7 @@ struct Scale {
 // 2^23 + code as a float's bits of a value at this place: code = STEPS * clamp(place, 0, 1), rounded; 0 for NaN.
 template <int BITS>
 DEV u32 code_bits(float place) {
-  return bits_of(fmaf(saturate(place), Scale<BITS>::STEPS, ONE));
+  return __float_as_uint(fmaf(__saturatef(place), Scale<BITS>::STEPS, ONE));
 }
 
 // Clips the extremes of a row's groups. Codes of values beyond the limit saturate by themselves, except in groups
@@ -227,11 +228,11 @@ DEV void carry_on(float (&x)[R::D / 2], const float (&low)[2][R::G], const float
       const Scale<R::BITS>& of = scale[i][k % 4 * R::G / 4];
       const float target = x[at(k) + 2 * i];
       const u32 code = code_bits<R::BITS>(fmaf(target, of.inverse, of.shift));
-      rest[i] = float_of(shuffle_from(bits_of(of.rest(code, target)), lane / 4 * 4 + owner));
+      rest[i] = __uint_as_float(__shfl_sync(ALL, __float_as_uint(of.rest(code, target)), lane / 4 * 4 + owner));
     }
     UNROLL for (int c = 0; c < N; c += 8) {
       u32 weights[4];
-      shared_words(feedback + place_in_feedback<D>(owner * N + k, lane % 4 * N + c), weights);
+      shared_load<4>(feedback + place_in_feedback<D>(owner * N + k, lane % 4 * N + c), weights);
       UNROLL for (int j = 0; j < 8; j += 2) UNROLL for (int i = 0; i < 2; i++) {
         const float2 pair = unpack_f16(weights[j / 2]);
         float &one = x[at(c + j) + 2 * i], &other = x[at(c + j + 1) + 2 * i];
@@ -279,18 +280,18 @@ struct WarpRow {
     constexpr int JQ = D / 32;
     UNROLL for (int i = 0; i < EACH; i++) {
       const int at = byte_of(i), column = at % (2 * JQ) / 2 * 8 + at / (2 * JQ) * 2 + at % 2;
-      x[i] = shared_load(row + (quarter_of(i) * BYTES + column) * 4);
+      x[i] = shared_float(row + (quarter_of(i) * BYTES + column) * 4);
     }
   }
   DEV void store_exact(u16* row) const {
     UNROLL for (int i = 0; i < EACH; i++)
-        store_half(row + quarter_of(i) * BYTES + byte_of(i), (u16)pack_bf16(x[i], 0.f));
+        *(row + quarter_of(i) * BYTES + byte_of(i)) = (u16)pack_bf16(x[i], 0.f);
   }
 
   // The RANK-th largest magnitude of the row. As integers magnitudes have the order of floats.
   DEV float limit() const {
     int y[EACH];
-    UNROLL for (int i = 0; i < EACH; i++) y[i] = (int)bits_of(fabsf(x[i]));
+    UNROLL for (int i = 0; i < EACH; i++) y[i] = (int)__float_as_uint(fabsf(x[i]));
     UNROLL for (int i = 1; i < EACH; i++) UNROLL for (int j = i; j > 0; j--) {
       const int larger = max(y[j - 1], y[j]);
       y[j] = min(y[j - 1], y[j]);
@@ -298,23 +299,23 @@ struct WarpRow {
     }
     int found = 0, left = R::RANK;
     UNROLL_1 for (int round = 0; round < R::RANK && left > 0; round++) {  // a value more each, with all its equals
-      found = reduce_max(y[0]);
+      found = __reduce_max_sync(ALL, y[0]);
       const bool mine = y[0] == found;
-      left -= count(mine);
+      left -= __popc(__ballot_sync(ALL, mine));
       UNROLL for (int i = 0; i < EACH; i++) y[i] = mine ? (i + 1 < EACH ? y[i + 1] : -1) : y[i];
     }
-    return float_of((u32)found);
+    return __uint_as_float((u32)found);
   }
 
   DEV static int ordered(float x) {  // integers in the order of floats
-    const int bits = (int)bits_of(x);
+    const int bits = (int)__float_as_uint(x);
     return bits ^ (bits >> 31 & 0x7FFFFFFF);
   }
-  DEV static float unordered(int x) { return float_of((u32)(x ^ (x >> 31 & 0x7FFFFFFF))); }
+  DEV static float unordered(int x) { return __uint_as_float((u32)(x ^ (x >> 31 & 0x7FFFFFFF))); }
   // Of all lanes that share a group.
   DEV static int largest(int x) {
-    if (SHARED) return reduce_max(x);
-    UNROLL for (int mask = 1; mask < BYTES; mask *= 2) x = max(x, shuffle_xor(x, mask));
+    if (SHARED) return __reduce_max_sync(ALL, x);
+    UNROLL for (int mask = 1; mask < BYTES; mask *= 2) x = max(x, __shfl_xor_sync(ALL, x, mask));
     return x;
   }
 
@@ -325,8 +326,9 @@ struct WarpRow {
     DEV Weights(u32 from, int turn, int first) {
       UNROLL for (int q = 0; q < 4; q++) {
         const u32 row = from + place_in_feedback<D>(turn * 4 + q, 0);
-        UNROLL for (int b = 0; b < OWN_BYTES; b++) shared_words(row + place_in_feedback<D>(0, first + b * 128), own[q][b]);
-        shared_words(row + place_in_feedback<D>(0, turn * 4), inside[q]);
+        UNROLL for (int b = 0; b < OWN_BYTES; b++)
+            shared_load<PAIRS>(row + place_in_feedback<D>(0, first + b * 128), own[q][b]);
+        shared_load<2>(row + place_in_feedback<D>(0, turn * 4), inside[q]);
       }
     }
   };
@@ -341,7 +343,8 @@ struct WarpRow {
     UNROLL for (int slot = 0; slot < OWN_BYTES; slot++) UNROLL_1 for (int turn = 0; turn < TURNS; turn++) {
       float four[4], rest[4];
       UNROLL for (int q = 0; q < 4; q++)
-          four[q] = float_of(shuffle_from(bits_of(target[q % QUARTERS * OWN_BYTES + slot]), turn + q / QUARTERS * BYTES));
+          four[q] = __uint_as_float(__shfl_sync(ALL, __float_as_uint(target[q % QUARTERS * OWN_BYTES + slot]),
+                                                turn + q / QUARTERS * BYTES));
       const Weights next(feedback, min(slot * 32 + turn + 1, BYTES - 1), first);
       u32 found = 0;
       UNROLL for (int q = 0; q < 4; q++) {
@@ -364,7 +367,7 @@ struct WarpRow {
     }
     if (lane < BYTES) {
       UNROLL for (int b = 0; b < OWN_BYTES; b++) UNROLL for (int part = 0; part < R::BITS / 2; part++)
-          store_byte(codes + part * BYTES + byte_of(b), (u8)(own[b] >> 8 * part));
+          *(codes + part * BYTES + byte_of(b)) = (u8)(own[b] >> 8 * part);
     }
   }
 
@@ -405,10 +408,10 @@ struct WarpRow {
       carry_on(codes, of_quarter, y, feedback);
       return;
     }
-    if constexpr (QUARTERS < IN_BYTE) bits[0] |= shuffle_xor(bits[0], BYTES);
+    if constexpr (QUARTERS < IN_BYTE) bits[0] |= __shfl_xor_sync(ALL, bits[0], BYTES);
     if (QUARTERS >= IN_BYTE || lane < BYTES) {
       UNROLL for (int i = 0; i < OWN_PARTS * OWN_BYTES; i++)
-          store_byte(codes + (quarter / IN_BYTE + i / OWN_BYTES) * BYTES + byte_of(i), (u8)bits[i]);
+          *(codes + (quarter / IN_BYTE + i / OWN_BYTES) * BYTES + byte_of(i)) = (u8)bits[i];
     }
   }
 };

@@ -19,6 +19,8 @@
 
 #include "quantize.cuh"
 
+DEV bool any(bool x) { return __any_sync(ALL, x); }
+
 // One block: the matrix of a side in shared memory, and the tiles of its rows.
 
 // SLOTS: only slots are written, neither windows nor rows.
@@ -33,10 +35,10 @@ struct Block {
 
   DEV Block(const Params& p, const Side& s, u32 shared, int index)
       : p(p), s(s), weights(shared), matrix(index % s.matrices) {
-    const int own = thread_index() / 32;
+    const int own = (int)threadIdx.x / 32;
     group = own / 4;
     warp = own % 4;
-    lane = thread_index() % 32;
+    lane = (int)threadIdx.x % 32;
     rows = weights + matrix_bytes<R>() + own * rows_bytes<D>();
     apart = weights + matrix_bytes<R>() + 4 * GROUPS * rows_bytes<D>() + own * D * 4;
     feedback = apart + (4 * GROUPS - own) * D * 4;
@@ -84,7 +86,7 @@ struct Block {
       copy_rows<D>(rows, s.x + wide(at.token[0], s.x_token) + at.head[0] * s.x_head,
                    s.x + wide(at.token[1], s.x_token) + at.head[1] * s.x_head, lane);
     }
-    copies_commit();
+    commit_copies();
   }
 
   // Where row g + 8 I of a warp goes, all but its codes.
@@ -110,7 +112,7 @@ struct Block {
   DEV void store_apart(u32 which, const Pair& at, const float (&x)[D / 2]) const {
     UNROLL_1 while (which) {
       long_way();
-      const int bit = last_one(which), i = bit % 4, from = bit - i;
+      const int bit = 31 - __clz(which), i = bit % 4, from = bit - i;
       which ^= 1u << bit;
       if (lane / 4 == from / 4) {
         UNROLL for (int j = 0; j < D / 8; j++) {
@@ -118,14 +120,14 @@ struct Block {
           shared_store(apart + (8 * j + lane % 4 * 2) * 4, first, second);
         }
       }
-      warp_sync();
+      __syncwarp();
       const u64 mine = (u64)(i ? place_of(at, 1) : place_of(at, 0));
-      const u32 high = shuffle_from((u32)(mine >> 32), from), low = shuffle_from((u32)mine, from);
+      const u32 high = __shfl_sync(ALL, (u32)(mine >> 32), from), low = __shfl_sync(ALL, (u32)mine, from);
       const long long place = (long long)((u64)high << 32 | low);
       WarpRow<R> row(lane);
       row.load(apart);
       row.quantize(codes_at(place), affine_at(place), feedback);
-      warp_sync();
+      __syncwarp();
     }
   }
 
@@ -145,7 +147,8 @@ struct Block {
         UNROLL for (int i = 0; i < 2; i++) clip_extremes<R>(low[i], high[i], limit[i], plain[i]);
       }
       const bool straight[2] = {at.valid[0] && plain[0], at.valid[1] && plain[1]};
-      const u32 first = vote(at.valid[0] && !plain[0]), second = vote(at.valid[1] && !plain[1]);
+      const u32 first = __ballot_sync(ALL, at.valid[0] && !plain[0]);
+      const u32 second = __ballot_sync(ALL, at.valid[1] && !plain[1]);
       const u32 others = (first & 0x11111111) | (second & 0x11111111) << 1;  // four lanes say the same
       if (others) store_apart(others, at, x);
       if constexpr (R::FED_BACK) carry_on<R>(x, low, high, feedback, lane);
@@ -164,12 +167,12 @@ DEV void run(const Params& p, const Side& s, u32 shared, int index) {
   wait_for_previous();
   int tile = block.first(index);
   block.load(tile);
-  copies_wait();
+  wait_copies<0>();
   fence_for_matrix_units();
-  block_sync();
+  __syncthreads();
   while (tile < block.count) {
-    copies_wait();
-    warp_sync();
+    wait_copies<0>();
+    __syncwarp();
     float x[R::D / 2];
     multiply<R>(block.rows, block.weights, block.lane, x);
     auto at = block.pair_of(tile);  // while the tensor cores work
@@ -248,16 +251,16 @@ DEV void store_product(u32 rows, int row, int first, int lane, const float (&x)[
 template <class R>
 DEV void multiply_chunks(const Side& s, int matrix, u32 weights, u32 tile, u32 rows, int count) {
   constexpr int D = R::D, CHUNKS = D / CHUNK;
-  const int warp = thread_index() / 32, lane = thread_index() % 32;
+  const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   UNROLL_1 for (int chunk = 0; chunk < CHUNKS; chunk++) {
     const u32 at = weights + chunk % 2 * chunk_bytes<R>();
     if (chunk > 1) {
       if (chunk + 1 < CHUNKS)
-        copies_wait_but<1>();
+        wait_copies<1>();
       else
-        copies_wait();
+        wait_copies<0>();
       fence_for_matrix_units();
-      block_sync();
+      __syncthreads();
     }
     if (warp < 4) {
       float x[CHUNK / 2];
@@ -266,7 +269,7 @@ DEV void multiply_chunks(const Side& s, int matrix, u32 weights, u32 tile, u32 r
       if (16 * warp < count) store_product<D>(rows, 16 * warp, chunk * CHUNK, lane, x);
     }
     if (chunk + 2 < CHUNKS) {
-      block_sync();
+      __syncthreads();
       load_chunk<R, STEP_THREADS>(s, matrix, chunk + 2, at);
     }
   }
@@ -276,7 +279,7 @@ template <class R>
 DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
   constexpr int D = R::D, UNITS = D / 8, EACH = STEP_THREADS / UNITS;
   constexpr bool CHUNKED = D > 128;
-  const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   int matrix = 0, part = index;
   if (s.matrices > 1) {
     matrix = index % s.matrices;
@@ -298,11 +301,11 @@ DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
     const u32 place = CHUNKED ? place_in_tile(r - first, thread % UNITS) : place_in_rows<D>(r - first, thread % UNITS);
     copy_async(tile + place, s.x + wide(token, s.x_token) + (head * s.x_head + thread % UNITS * 8));
   }
-  copies_commit();
+  commit_copies();
   Place next = place_of<R>(p, s, matrix, first + warp);
-  copies_wait();
+  wait_copies<0>();
   fence_for_matrix_units();
-  block_sync();
+  __syncthreads();
   if constexpr (CHUNKED) {
     multiply_chunks<R>(s, matrix, weights, tile, rows, end - first);
   } else if (warp < 4) {
@@ -311,11 +314,11 @@ DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
     matrix_end(x);
     if (16 * warp < end - first) store_product<D>(rows, 16 * warp, 0, lane, x);
   }
-  block_sync();
+  __syncthreads();
   if constexpr (CHUNKED && R::FED_BACK) {  // in place of the matrix
     load_feedback<R, STEP_THREADS>(p, matrix, feedback);
-    copies_wait();
-    block_sync();
+    wait_copies<0>();
+    __syncthreads();
   }
   UNROLL_1 for (int row = first + warp; row < end; row += STEP_ROWS) {
     const Place to = next;
@@ -331,22 +334,26 @@ DEV void run_step(const Params& p, const Side& s, u32 shared, int index) {
 template <bool SLOTS>
 DEV void run_many(const Params& p) {
   dependents_may_start();  // they wait for the end of this one before they read what it writes
-  const u32 shared = (dynamic_shared() + 1023) & ~1023u;  // tiles are swizzled by address bits
-  int index = block_index();
+  const u32 shared = (shared_address(dynamic_shared()) + 1023) & ~1023u;  // tiles are swizzled by address bits
+  int index = blockIdx.x;
   if (index < p.v.blocks) return run<ValueRow, SLOTS>(p, p.v, shared, index);
   index -= p.v.blocks;
   if (index < p.k.blocks) return run<KeyRow, SLOTS>(p, p.k, shared, index);
   run<QueryRow, SLOTS>(p, p.q, shared, index - p.k.blocks);
 }
-KERNEL(oscar_write, 128 * GROUPS, Params p) { run_many<false>(p); }
-KERNEL(oscar_write_slots, 128 * GROUPS, Params p) { run_many<true>(p); }
+extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) oscar_write(const __grid_constant__ Params p) {
+  run_many<false>(p);
+}
+extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) oscar_write_slots(const __grid_constant__ Params p) {
+  run_many<true>(p);
+}
 #endif
 
 // The same for few rows.
-KERNEL(oscar_write_step, STEP_THREADS, Params p) {
+extern "C" __global__ void __launch_bounds__(STEP_THREADS, 1) oscar_write_step(const __grid_constant__ Params p) {
   dependents_may_start();
-  const u32 shared = (dynamic_shared() + 1023) & ~1023u;
-  int index = block_index();
+  const u32 shared = (shared_address(dynamic_shared()) + 1023) & ~1023u;
+  int index = blockIdx.x;
   if (index < p.v.blocks) return run_step<ValueRow>(p, p.v, shared, index);
   index -= p.v.blocks;
   if (index < p.k.blocks) return run_step<KeyRow>(p, p.k, shared, index);

@@ -1,8 +1,8 @@
-// Blocks of a kernel on a CPU, one fiber per thread, for the emulators of the write and of the decode kernel.
+// Blocks of a kernel on a CPU, one fiber per thread.
 //
 // It is meaner than a GPU. Fibers run in a random order until they wait, and half of the warps stand still until the
 // others cannot go on, then other ones; blocks come in a random order. A collective that some lanes miss, an address
-// outside of shared memory and threads that wait for ever are errors. A `warp_sync` left out is not seen: the
+// outside of shared memory and threads that wait for ever are errors. A `__syncwarp` left out is not seen: the
 // collectives around it wait for all lanes here. For that there is compute-sanitizer.
 //
 // Whoever includes this first defines `machine::Held`, what the machine keeps for a thread, and `machine::BASE`, the

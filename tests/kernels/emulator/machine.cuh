@@ -1,70 +1,287 @@
-// A machine of the write kernel on a CPU, in place of its own machine.cuh: the same functions, on fibers.
+// The machine of the kernels on a CPU, in place of their machine.cuh: the same functions, on fibers.
 //
-// Copies land as late as they may, at their wait, or (`eager`) at once. A product reads shared memory when its warp
-// waits for it. A fence left out is an error, beside those of fibers.h.
+// Copies land as late as they may, when a warp waits for them or for their barrier, or (`eager`) at once. Reads of global
+// memory are checked where they go through one of these functions, and those of shared memory but for arrays that a
+// kernel declares. A product of a warpgroup reads shared memory when its warp waits for it; a fence left out before it is
+// an error. The kernel in front has always ended.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <string>
-#include <vector>
+#include "builtins.h"
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
 #define DEV inline
 #define UNROLL
 #define UNROLL_1
-#define KERNEL(name, threads, parameters)  \
-  constexpr int name##_threads = threads; \
-  void name(const parameters)
 #define ALL 0xFFFFFFFFu
+constexpr bool OVERLAPS = true;
+
+DEV u8* dynamic_shared() { return machine::shared.data(); }
+DEV u32 shared_address(const void* x) { return machine::BASE + (u32)((const u8*)x - machine::shared.data()); }
+template <int N>
+DEV void shared_load(u32 at, u32* x) {
+  memcpy(x, machine::at(at, 4 * N), 4 * N);
+}
+DEV float shared_float(u32 at) {
+  u32 x;
+  shared_load<1>(at, &x);
+  return __uint_as_float(x);
+}
+DEV void shared_store(u32 at, float x, float y) {
+  const float both[2] = {x, y};
+  memcpy(machine::at(at, 8), both, 8);
+}
+DEV void store_word(void* to, u32 x) { memcpy(to, &x, 4); }
+template <int N>
+DEV void store_words(void* to, const u32 (&x)[N]) {
+  machine::check((uintptr_t)to % (4 * N) == 0, "target of a store is not aligned");
+  memcpy(to, x, 4 * N);
+}
+DEV void load_once(uint4& x, const void* at) { x = machine::load<uint4>(at); }
+DEV void not_before(float&) {}
+DEV void not_before(long long&) {}
+DEV void worked_out(const u8*&) {}
+DEV void long_way() { machine::long_ways += machine::current % 32 == 0; }
+
+DEV float ex2(float x) { return exp2f(x); }
+DEV float reciprocal(float x) { return (1.f + 2e-7f) / x; }  // off by what the machine may be off
+DEV u32 prmt(u32 a, u32 b, u32 bytes) { return __byte_perm(a, b, bytes); }
+DEV u32 min_u16x2(u32 a, u32 b) { return min(a & 0xFFFF, b & 0xFFFF) | min(a >> 16, b >> 16) << 16; }
+DEV u32 max_u16x2(u32 a, u32 b) { return max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16; }
 
 namespace machine {
 
-constexpr u32 BASE = 0x430;  // of dynamic shared memory: not on the boundary that tiles need
-struct Copy {
-  u32 to;
-  const void* from;
-};
-struct Product {
-  float rows[2][16];  // rows g and g + 8 of the warp, g = lane / 4
-  u64 a;              // or where they are in shared memory; 0: in `rows`
-  u64 b;
-  bool more;
-};
-struct Held {
-  std::vector<u32> unfenced_copies;
-  std::vector<std::vector<Copy>> copies = std::vector<std::vector<Copy>>(1);
-  std::vector<Product> products;
-};
-inline long long_ways;  // that warps took
+// Half `i` of a word.
+inline u16 half(u32 x, int i) { return (u16)(x >> 16 * i); }
+inline u16 float16(float x) {
+  const _Float16 y = (_Float16)x;
+  u16 bits;
+  memcpy(&bits, &y, 2);
+  return bits;
+}
+inline float from_float16(u16 x) {
+  static const std::vector<float> all = [] {  // a conversion takes long where the CPU has no instruction for it
+    std::vector<float> y(1 << 16);
+    for (u32 i = 0; i < y.size(); i++) {
+      const u16 bits = (u16)i;
+      _Float16 z;
+      memcpy(&z, &bits, 2);
+      y[i] = (float)z;
+    }
+    return y;
+  }();
+  return all[x];
+}
+inline u16 bfloat16(float x) {
+  const u32 bits = __float_as_uint(x);
+  return (u16)(x != x ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+inline float from_bfloat16(u16 x) { return __uint_as_float((u32)x << 16); }
 
 }  // namespace machine
 
-#include "fibers.h"
-
-using std::max;
-using std::min;
+DEV u32 transpose(u32 x) {
+  const u32* all = machine::exchange(x, 4);
+  const int row = machine::current % 32 / 4, column = machine::current % 4 * 2;
+  auto element = [=](int i, int j) { return machine::half(all[4 * i + j / 2], j % 2); };
+  return element(column, row) | (u32)element(column + 1, row) << 16;
+}
+DEV u32 pack_f16(float lo, float hi) { return machine::float16(lo) | (u32)machine::float16(hi) << 16; }
+DEV u32 pack_bf16(float lo, float hi) { return machine::bfloat16(lo) | (u32)machine::bfloat16(hi) << 16; }
+DEV float low_bf16(u32 x) { return __uint_as_float(x << 16); }
+DEV float high_bf16(u32 x) { return __uint_as_float(x & 0xFFFF0000u); }
+DEV void take_in_bf16(u32& low, u32& high, u32 x) {
+  low = pack_bf16(fminf(low_bf16(low), low_bf16(x)), fminf(high_bf16(low), high_bf16(x)));
+  high = pack_bf16(fmaxf(low_bf16(high), low_bf16(x)), fmaxf(high_bf16(high), high_bf16(x)));
+}
+DEV u32 multiply_f16(u32 a, u32 b) {
+  auto of = [=](int i) { return machine::from_float16(machine::half(a, i)) * machine::from_float16(machine::half(b, i)); };
+  return pack_f16(of(0), of(1));
+}
+DEV u32 max_f16(u32 a, u32 b) {
+  auto of = [=](int i) { return fmaxf(machine::from_float16(machine::half(a, i)), machine::from_float16(machine::half(b, i))); };
+  return pack_f16(of(0), of(1));
+}
+DEV float low_f16(u32 x) { return machine::from_float16(machine::half(x, 0)); }
+DEV float high_f16(u32 x) { return machine::from_float16(machine::half(x, 1)); }
+DEV float2 unpack_f16(u32 x) { return make_float2(low_f16(x), high_f16(x)); }
 
 namespace machine {
 
-inline void land(const std::vector<Copy>& group) {
-  for (const Copy& c : group) memcpy(at(c.to, 16), c.from, 16);
+// Matrices of eight rows of 16 bytes, from the addresses that lanes give; every lane gets two numbers of 16 bits of each.
+template <int N>
+void load_matrices(u32 (&x)[N], u32 address, bool transposed, u32 tag) {
+  u32 rows[32];
+  memcpy(rows, exchange(address, tag), sizeof rows);
+  const int row = current % 32 / 4, column = current % 4 * 2;
+  for (int i = 0; i < N; i++) {
+    u16 both[2];
+    for (int j = 0; j < 2; j++)
+      memcpy(&both[j],
+             transposed ? at(rows[8 * i + column + j], 16) + 2 * row : at(rows[8 * i + row], 16) + 2 * (column + j), 2);
+    memcpy(&x[i], both, 4);
+  }
 }
-inline float float16(u16 x) {
-  const int exponent = x >> 10 & 31, sign = x >> 15 ? -1 : 1;
-  const float digits = (float)(x & 1023) + (exponent ? 1024.f : 0.f);
-  return (float)sign * std::ldexp(digits, (exponent ? exponent : 1) - 25);
+
+// The types of a product, with how many numbers a word has.
+struct Bytes {
+  static constexpr int PER_WORD = 4;
+  static float a(u32 x, int i) { return (float)(u8)(x >> 8 * i); }
+  static float b(u32 x, int i) { return (float)(signed char)(x >> 8 * i); }
+};
+struct Float16 {
+  static constexpr int PER_WORD = 2;
+  static float a(u32 x, int i) { return from_float16(half(x, i)); }
+  static float b(u32 x, int i) { return a(x, i); }
+};
+struct BFloat16 {
+  static constexpr int PER_WORD = 2;
+  static float a(u32 x, int i) { return from_bfloat16(half(x, i)); }
+  static float b(u32 x, int i) { return a(x, i); }
+};
+struct Tf32 {
+  static constexpr int PER_WORD = 1;
+  static float a(u32 x, int) { return __uint_as_float(x & 0xFFFFE000u); }
+  static float b(u32 x, int) { return a(x, 0); }
+};
+// Adds a product of 16 rows and 8 columns: words a[2 * part + (row >= 8)] and b[part] of lane 4 * (row % 8 or column) +
+// i have numbers of every part, as many of them as four words have. Sums are exact to rounding once.
+template <class T, class C, int PARTS>
+void multiply(C (&c)[4], const u32 (&a)[2 * PARTS], const u32 (&b)[PARTS], u32 tag) {
+  u32 words[3 * PARTS];
+  memcpy(words, a, sizeof a);
+  memcpy(words + 2 * PARTS, b, sizeof b);
+  const auto all = exchange(words, tag);
+  const int lane = current % 32;
+  double sum[4] = {(double)c[0], (double)c[1], (double)c[2], (double)c[3]};
+  for (int part = 0; part < PARTS; part++)
+    for (int k = 0; k < 4; k++)
+      for (int i = 0; i < T::PER_WORD; i++) {
+        float x[2], y[2];
+        for (int j = 0; j < 2; j++) {
+          x[j] = T::a(all[2 * part + j][lane / 4 * 4 + k], i);
+          y[j] = T::b(all[2 * PARTS + part][(lane % 4 * 2 + j) * 4 + k], i);
+        }
+        for (int j = 0; j < 4; j++) sum[j] += (double)x[j / 2] * y[j % 2];
+      }
+  for (int j = 0; j < 4; j++) c[j] = (C)sum[j];
 }
-inline float bfloat16(u16 x) {
-  const u32 bits = (u32)x << 16;
-  float y;
-  memcpy(&y, &bits, 4);
-  return y;
+
+}  // namespace machine
+
+DEV void ldmatrix4(u32 (&x)[4], u32 at) { machine::load_matrices(x, at, false, 5); }
+DEV void ldmatrix4_trans(u32 (&x)[4], u32 at) { machine::load_matrices(x, at, true, 7); }
+DEV void ldmatrix2(u32& x0, u32& x1, u32 at) {
+  u32 x[2];
+  machine::load_matrices(x, at, false, 6);
+  x0 = x[0], x1 = x[1];
 }
+DEV void ldmatrix2_trans(u32& x0, u32& x1, u32 at) {
+  u32 x[2];
+  machine::load_matrices(x, at, true, 8);
+  x0 = x[0], x1 = x[1];
+}
+DEV void mma_u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  machine::multiply<machine::Bytes, int, 2>(c, {a0, a1, a2, a3}, {b0, b1}, 10);
+}
+DEV void mma_u8_first(int (&c)[4], const int (&first)[2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  for (int i = 0; i < 4; i++) c[i] = first[i % 2];
+  mma_u8(c, a0, a1, a2, a3, b0, b1);
+}
+DEV void mma_u8_half(int (&c)[4], u32 a0, u32 a1, u32 b0) {
+  machine::multiply<machine::Bytes, int, 1>(c, {a0, a1}, {b0}, 11);
+}
+DEV void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  machine::multiply<machine::Float16, float, 2>(c, {a0, a1, a2, a3}, {b0, b1}, 12);
+}
+DEV void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  machine::multiply<machine::BFloat16, float, 2>(c, {a0, a1, a2, a3}, {b0, b1}, 13);
+}
+DEV void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
+  auto bits = __float_as_uint;
+  machine::multiply<machine::Tf32, float, 2>(c, {bits(a0), bits(a1), bits(a2), bits(a3)}, {bits(b0), bits(b1)}, 15);
+}
+DEV void mma_f16_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
+  machine::multiply<machine::Float16, float, 1>(c, {a0, a1}, {b0}, 14);
+}
+
+namespace machine {
+
+// A barrier in shared memory.
+struct Arrivals {
+  short count, missing;
+  u32 phase;
+};
+inline Arrivals& arrivals(u32 address) { return *(Arrivals*)at(address, 8); }
+inline std::map<u32, std::vector<Copy>> underway;  // by the barrier that they arrive at
+inline std::map<u32, int> lanes;                   // that arrive with them
+inline void land(const std::vector<Copy>& copies) {  // their addresses were checked
+  for (const Copy& x : copies) {
+    u8* to = &shared[x.to - BASE];
+    x.from ? memcpy(to, x.from, x.bytes) : memset(to, 0, x.bytes);
+  }
+}
+inline void arrive_at(Arrivals& x) {
+  if (--x.missing) return;
+  x.missing = x.count;
+  x.phase++;
+}
+
+}  // namespace machine
+
+DEV void prefetch(const void* at) {
+  machine::load<u8>(at);
+  (void)*static_cast<const volatile u8*>(at);
+}
+template <int BYTES>
+DEV void copy_async(u32 to, const void* from, bool valid) {
+  struct alignas(BYTES) Unit {
+    u8 bytes[BYTES];
+  };
+  machine::load<Unit>(from);
+  machine::at(to, BYTES);
+  const machine::Copy copy{to, BYTES, valid ? from : nullptr};
+  if (machine::eager) machine::land({copy});
+  machine::self().copies.push_back(copy);
+}
+DEV void copy_async(u32 to, const void* from) { copy_async<16>(to, from, true); }
+DEV void commit_copies() { machine::self().groups.push_back(std::exchange(machine::self().copies, {})); }
+template <int N>
+DEV void wait_copies() {
+  machine::Thread& t = machine::self();
+  machine::check(t.copies.empty(), "copies that no group has");
+  for (; t.groups.size() > N; t.groups.erase(t.groups.begin())) {
+    machine::land(t.groups[0]);
+    for (const machine::Copy& copy : t.groups[0]) t.unfenced.push_back(copy.to);
+  }
+}
+DEV void barrier_init(u32 at, int count) {
+  machine::arrivals(at) = {(short)count, (short)count, 0};
+  machine::underway[at].clear();
+  machine::lanes[at] = 0;
+}
+DEV void arrive(u32 at) { machine::arrive_at(machine::arrivals(at)); }
+DEV void arrive_copies(u32 at) {
+  machine::arrivals(at);
+  auto& copies = machine::self().copies;
+  auto& before = machine::underway[at];
+  before.insert(before.end(), copies.begin(), copies.end());
+  copies.clear();
+  machine::lanes[at]++;
+}
+DEV void wait_phase(u32 at, u32 parity) {
+  machine::Arrivals& x = machine::arrivals(at);
+  machine::wait([&x, at, parity] {
+    machine::land(machine::underway[at]);
+    machine::underway[at].clear();
+    for (int& n = machine::lanes[at]; n > 0; n--) machine::arrive_at(x);
+    return (x.phase & 1) != parity;
+  });
+}
+DEV void wait_for_previous() {}
+DEV void dependents_may_start() {}
+DEV void wait_then_release() {}
+
+namespace machine {
+
 // Number `k` of column `n`: what a descriptor says. Columns of 128 bytes have their units of 16 bytes turned by address
 // bits 7 to 9; else eight units, of a column each, stand together.
 inline float element(u64 columns, int n, int k) {
@@ -80,7 +297,7 @@ inline float element(u64 columns, int n, int k) {
   }
   u16 x;
   memcpy(&x, at(a, 2), 2);
-  return bfloat16(x);
+  return from_bfloat16(x);
 }
 template <int N>
 void multiply_now(float (&x)[N]) {
@@ -109,144 +326,13 @@ void check_fenced(const std::vector<Product>& products, Address address, int eig
     end = max(end, first + eights * ((u32)(columns >> 32 & 0x3FFF) * 16));
   }
   for (const Thread& t : threads)
-    for (u32 copy : t.unfenced_copies)
+    for (u32 copy : t.unfenced)
       check(copy < begin || copy >= end, "a product reads copies that no fence followed");
 }
 
 }  // namespace machine
 
-DEV int thread_index() { return machine::current; }
-DEV int block_index() { return machine::block.x; }
-DEV u32 dynamic_shared() { return machine::BASE; }
-
-DEV void not_before(long long&) {}
-DEV void long_way() { machine::long_ways += machine::current % 32 == 0; }
-
-DEV u32 bits_of(float x) {
-  u32 y;
-  memcpy(&y, &x, 4);
-  return y;
-}
-DEV float float_of(u32 x) {
-  float y;
-  memcpy(&y, &x, 4);
-  return y;
-}
-DEV float multiply(float x, float y) { return x * y; }
-DEV float saturate(float x) { return x > 0.f ? fminf(x, 1.f) : 0.f; }
-DEV float reciprocal(float x) { return (1.f + 2e-7f) / x; }  // off by what the machine may be off
-DEV u32 multiply_high(u32 x, u32 y) { return (u32)((u64)x * y >> 32); }
-DEV u32 permute(u32 a, u32 b, u32 bytes) {
-  const u64 both = (u64)b << 32 | a;
-  u32 x = 0;
-  for (int i = 0; i < 4; i++) x |= (u32)(both >> 8 * (bytes >> 4 * i & 7) & 255) << 8 * i;
-  return x;
-}
-DEV u32 min_u16x2(u32 a, u32 b) { return min(a & 0xFFFF, b & 0xFFFF) | min(a >> 16, b >> 16) << 16; }
-DEV u32 max_u16x2(u32 a, u32 b) { return max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16; }
-DEV u32 pack_f16(float low, float high) {
-  const _Float16 x[2] = {(_Float16)low, (_Float16)high};
-  u32 y;
-  memcpy(&y, x, 4);
-  return y;
-}
-DEV u32 round_bf16(float x) {
-  const u32 bits = bits_of(x);
-  return x != x ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-}
-struct float2 {
-  float x, y;
-};
-struct uint2 {
-  u32 x, y;
-};
-DEV float2 unpack_f16(u32 x) { return {machine::float16((u16)x), machine::float16((u16)(x >> 16))}; }
-DEV u32 pack_bf16(float low, float high) { return round_bf16(low) | round_bf16(high) << 16; }
-
-template <class T>
-DEV T shuffle_xor(T x, int mask) {
-  u32 mine;
-  memcpy(&mine, &x, 4);
-  const u32 other = machine::exchange(mine, 100 + mask)[(machine::current % 32) ^ mask];
-  memcpy(&x, &other, 4);
-  return x;
-}
-DEV u32 shuffle_from(u32 x, int lane) { return machine::exchange(x, 6)[lane]; }
-DEV bool any(bool x) {
-  const u32* all = machine::exchange(x, 1);
-  return std::any_of(all, all + 32, [](u32 y) { return y != 0; });
-}
-DEV u32 vote(bool x) {
-  const u32* all = machine::exchange(x, 7);
-  u32 bits = 0;
-  for (int i = 0; i < 32; i++) bits |= all[i] << i;
-  return bits;
-}
-DEV int last_one(u32 x) { return 31 - __builtin_clz(x); }
-DEV int count(bool x) {
-  const u32* all = machine::exchange(x, 4);
-  return (int)std::count_if(all, all + 32, [](u32 y) { return y != 0; });
-}
-DEV int reduce_max(int x) {
-  const u32* all = machine::exchange((u32)x, 5);
-  int most = x;
-  for (int i = 0; i < 32; i++) most = max(most, (int)all[i]);
-  return most;
-}
-
-DEV void block_sync() { machine::arrive_and_wait(); }
-DEV void warp_sync() { machine::exchange(0, 8); }
-DEV void dependents_may_start() {}
-DEV void wait_for_previous() {}
-
-DEV void prefetch(const void* at) { (void)*static_cast<const volatile u8*>(at); }
-DEV void copy_async(u32 to, const void* from) {
-  machine::check((uintptr_t)from % 16 == 0, "source of a copy is not aligned");
-  if (machine::eager) machine::land({{to, from}});
-  machine::self().copies.back().push_back({to, from});
-}
-DEV void copies_commit() { machine::self().copies.emplace_back(); }
-template <int N>
-DEV void copies_wait_but() {
-  machine::Thread& t = machine::self();
-  machine::check(t.copies.back().empty(), "copies that no group has");
-  while (t.copies.size() > N + 1) {
-    machine::land(t.copies.front());
-    for (const machine::Copy& copy : t.copies.front()) t.unfenced_copies.push_back(copy.to);
-    t.copies.erase(t.copies.begin());
-  }
-}
-DEV void copies_wait() { copies_wait_but<0>(); }
-DEV void load_operand(u32 (&x)[4], u32 at) {
-  u32 rows[32];
-  memcpy(rows, machine::exchange(at, 9), sizeof rows);
-  const int lane = machine::current % 32;
-  for (int i = 0; i < 4; i++) memcpy(&x[i], machine::at(rows[8 * i + lane / 4], 16) + lane % 4 * 4, 4);
-}
-DEV float shared_load(u32 at) {
-  float x;
-  memcpy(&x, machine::at(at, 4), 4);
-  return x;
-}
-template <int N>
-DEV void shared_words(u32 at, u32 (&x)[N]) {
-  machine::check(at % sizeof x == 0, "a load is not aligned");
-  memcpy(x, machine::at(at, sizeof x), sizeof x);
-}
-DEV void shared_store(u32 at, float x, float y) {
-  const float both[2] = {x, y};
-  memcpy(machine::at(at, 8), both, 8);
-}
-DEV void store_byte(u8* to, u8 x) { *to = x; }
-DEV void store_half(u16* to, u16 x) { *to = x; }
-DEV void store_word(void* to, u32 x) { memcpy(to, &x, 4); }
-template <int N>
-DEV void store_words(void* to, const u32 (&x)[N]) {
-  machine::check((uintptr_t)to % (4 * N) == 0, "target of a store is not aligned");
-  memcpy(to, x, 4 * N);
-}
-
-DEV void fence_for_matrix_units() { machine::self().unfenced_copies.clear(); }
+DEV void fence_for_matrix_units() { machine::self().unfenced.clear(); }
 DEV u64 columns_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 DEV u64 narrow_columns_address(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 8ull << 16 | 16ull << 32; }
 template <int N>
@@ -259,21 +345,21 @@ DEV void matrix_multiply(float (&)[N], const u32 (&a)[4], u64 b, bool more) {
   for (int i = 0; i < 4; i++) {
     const u32* all = machine::exchange(a[i], 20 + i) + machine::current % 32 / 4 * 4;
     for (int k = 0; k < 8; k++)
-      product.rows[i % 2][i / 2 * 8 + k] = machine::bfloat16((u16)(all[k / 2] >> 16 * (k % 2)));
+      product.rows[i % 2][i / 2 * 8 + k] = machine::from_bfloat16((u16)(all[k / 2] >> 16 * (k % 2)));
   }
-  machine::exchange((u32)b, 2);
+  machine::exchange((u32)b, 24);
   machine::self().products.push_back(product);
 }
 template <int N>
 DEV void matrix_multiply_tile(float (&)[N], u64 a, u64 b, bool more) {
-  machine::exchange((u32)a, 10);
-  machine::exchange((u32)b, 2);
+  machine::exchange((u32)a, 25);
+  machine::exchange((u32)b, 24);
   machine::self().products.push_back({{}, a, b, more});
 }
 DEV void matrix_commit() {}
 template <int N>
 DEV void matrix_end(float (&x)[N]) {
-  machine::exchange(0, 3);
+  machine::exchange(0, 26);
   const auto& products = machine::self().products;
   machine::check_fenced(products, [](const machine::Product& x) { return x.b; }, N / 4);
   machine::check_fenced(products, [](const machine::Product& x) { return x.a; }, 8);

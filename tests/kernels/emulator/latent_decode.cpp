@@ -1,4 +1,4 @@
-// The kernel for latents as a function of a shared library, on the machine of the decode kernel.
+// The kernel for latents as a function of a shared library.
 #include "latent.cu"
 
 extern "C" int parameters_size() { return sizeof(Params); }

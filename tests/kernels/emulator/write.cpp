@@ -8,11 +8,11 @@ extern "C" int parameters_size() { return sizeof(Params); }
 extern "C" bool emulate(const char* kernel, const Params* p, int blocks, unsigned bytes, bool eager, unsigned seed,
                         char* message) {
   auto run = oscar_write_step;
-  int threads = oscar_write_step_threads;
+  int threads = STEP_THREADS;
 #if DK <= 128 && DV <= 128
   if (strcmp(kernel, "oscar_write_step")) {
     run = strcmp(kernel, "oscar_write_slots") ? oscar_write : oscar_write_slots;
-    threads = oscar_write_threads;
+    threads = 128 * GROUPS;
   }
 #endif
   const std::string error = machine::run({(u32)blocks, 1}, threads, bytes, eager, seed, [=] { run(*p); });
