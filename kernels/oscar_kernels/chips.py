@@ -99,16 +99,27 @@ an A100 runs."""
 NOT_SUPPORTED = "not supported"
 CHIPS: dict[Capability, Chip] = {
     (8, 0): Chip((Card("A100", 40), Card("A100", 80)), 163 << 10),
-    (8, 6): Chip((Card("A10", 24, ecc=True), Card("RTX 3090", 24)), 99 << 10),
+    (8, 6): Chip(
+        (Card("A10", 24, ecc=True), Card("A10G", 24, ecc=True), Card("A40", 48, ecc=True),
+         Card("RTX A6000", 48), Card("RTX 3080", 10), Card("RTX 3080", 12), Card("RTX 3090", 24),
+         Card("RTX 3090 Ti", 24)),
+        99 << 10,
+    ),
     (8, 9): Chip(
-        (Card("L4", 24, ecc=True), Card("L40S", 48, ecc=True), Card("RTX 4090", 24)), 99 << 10
+        (Card("L4", 24, ecc=True), Card("L40", 48, ecc=True), Card("L40S", 48, ecc=True),
+         Card("RTX 6000 Ada", 48), Card("RTX 4080", 16), Card("RTX 4090", 24)),
+        99 << 10,
     ),
     (9, 0): Chip((Card("H100", 80), Card("H200", 141)), 227 << 10),
     (10, 0): Chip((Card("B200", 180),), 227 << 10),
-    (12, 0): Chip((Card("RTX 5090", 32), Card("RTX PRO 6000", 96)), 99 << 10),
-}
-OLDER = ("V100", "T4", "RTX 20")
+    (12, 0): Chip(
+        (Card("RTX 5080", 16), Card("RTX 5090", 32), Card("RTX PRO 6000", 96)), 99 << 10
+    ),
+}  # fmt: skip
+OLDER = ("V100", "T4", "RTX 20", "P100", "P40", "GTX", "Titan", "RTX 8000")
 """How names of cards begin for which people ask, and that are below `LOWEST`."""
+OTHERS = ("MI1", "MI2", "MI3", "Radeon", "RX", "Arc", "Gaudi")
+"""How names of other makers' GPUs begin."""
 _GB = re.compile(r"([0-9]+)\s*gi?b")
 _BESIDE = re.compile(
     r"nvidia|geforce|tesla|rtx|sxm[0-9]?|pcie|hbm[0-9]?e?|blackwell|(workstation|server) edition"
@@ -130,8 +141,8 @@ def cards_named(text: str) -> list[tuple[Capability, Card]]:
 
 
 def is_older(text: str) -> bool:
-    """Whether `text` names one of `OLDER`."""
-    return _short(text).startswith(tuple(map(_short, OLDER)))
+    """Whether `text` names one of `OLDER` or `OTHERS`."""
+    return _short(text).startswith(tuple(map(_short, OLDER + OTHERS)))
 
 
 def _short(name: str) -> str:

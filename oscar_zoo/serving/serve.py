@@ -190,8 +190,8 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
     try:
         model, artifact = find(params, observer, missing, device)
     except NetworkError as error:
-        hubs = [word for hub in params.hubs for word in ("--hub", hub)]
-        fetch = f"fetch it once (oscar-zoo {shlex.join(['pull', str(params.target), *hubs])}), or "
+        words = [str(params.target), *(word for hub in params.hubs for word in ("--hub", hub))]
+        fetch = f"when a hub answers, fetch it once (oscar-zoo pull {shlex.join(words)}), or "
         if error.suggestions or isinstance(error.next_step, Compute):
             fetch = ""  # nobody is known to have it
         error.advice = f"--print needs its digest: {fetch}name a folder that holds it"

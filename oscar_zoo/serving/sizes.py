@@ -19,9 +19,9 @@ def parse_weights(text: str, option: str = "--weights") -> int:
 
 
 def _bytes(text: str, option: str, step: int) -> int:
-    units = {"": step**3, "gb": step**3, "gib": 1 << 30, "mb": step**2, "mib": 1 << 20}
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in units or float(match[1]) == 0:
+    units = {None: step**3, "g": step**3, "gi": 1 << 30, "m": step**2, "mi": 1 << 20}
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(?:([gm]i?)b?)?", text.strip().lower())
+    if match is None or float(match[1]) == 0:
         raise UsageError(f"{text!r} is no size of memory.", hint=f"write it like {option} 24GiB")
     return round(float(match[1]) * units[match[2]])
 
@@ -52,7 +52,7 @@ def given_gpu(
     return *_card(name or gpu), next(iter(numbers), 1)
 
 
-_SIZE = re.compile(r"[0-9.]+\s*(?P<unit>[KMGT]i?B?)?", re.IGNORECASE)
+_SIZE = re.compile(r"[0-9.]+\s*(?P<unit>[MG]i?B?)?", re.IGNORECASE)
 _COUNTED = re.compile(
     r"\s*(?:([0-9]{1,3})(?:\s*[x×*]\s*|\s+))?(.*?)(?:\s*[x×*]\s*([0-9]{1,3}))?\s*", re.IGNORECASE
 )
@@ -85,7 +85,8 @@ def _card(name: str) -> tuple[int, str]:
     least = ".".join(map(str, LOWEST))
     if is_older(name):
         raise UsageError(
-            f"{name} is not supported: the INT2 kernels need compute capability {least} or later.",
+            f"{name} is not supported: the INT2 kernels need a GPU by NVIDIA of compute capability"
+            f" {least} or later.",
             hint="which GPUs work: oscar-zoo doctor",
         )
     names = {one.lower(): one for chip in CHIPS.values() for one in chip.names}
@@ -94,14 +95,13 @@ def _card(name: str) -> tuple[int, str]:
     raise UsageError(
         f"no GPU is known as {name!r}.",
         suggestions=close,
-        hint=f"{known}for another one of compute capability {least} or later give its memory:"
-        " --gpu 24GB",
+        hint=f"{known}for another one of compute capability {least} or later give its memory,"
+        " such as --gpu 24GB",
     )
 
 
 def _read_as(size: str) -> str:
     number, unit = re.fullmatch(r"(.*?)\s*([A-Z]*)", size.strip().upper()).groups()  # type: ignore[union-attr]
-    if unit.endswith("IB"):
+    if "I" in unit:
         return "as given"
-    unit = unit or "GB"
-    return f"{number} {unit} of a card is read as {number} {unit[0]}iB"
+    return f"{number} {unit or 'GB'} of a card is read as {number} {(unit or 'G')[0]}iB"

@@ -164,6 +164,8 @@ def test_what_fits_beside_weights_in_a_format(
         (("--gpu", "NVIDIA H100 80GB HBM3"), 80, 1, "H100: 80 GiB"),
         (("--gpu", "80000MB"), 80000 / 1024, 1, "80000 MB of a card is read as 80000 MiB"),
         (("--gpu", "2x24GiB"), 24, 2, "as given"),
+        (("--gpu", "2x 3090Ti"), 24, 2, "RTX 3090 Ti: 24 GiB, sm_86"),  # no 3,090 TiB
+        (("--gpu", "24G"), 24, 1, "24 G of a card is read as 24 GiB"),
         (("--gpu", "L4"), 22.5, 1, "L4: 22.5 GiB, sm_89"),  # 23,034 MiB, says its driver
     ],
 )
@@ -186,10 +188,12 @@ def test_a_gpu_is_what_people_call_it(
         (("--gpu", ""), []),
         (("--gpu", "24x"), []),
         (("--gpu", "A100"), ["A100 40GB", "A100 80GB"]),
-        (("--gpu", "RTX 4080"), ["RTX 4090"]),
+        (("--gpu", "RTX 4070"), ["RTX 4090"]),
         (("--gpu", "H100 94GB"), ["H100"]),
         (("--gpu", "V100"), []),
         (("--gpu", "GeForce RTX 2080 Ti"), []),
+        (("--gpu", "MI300X"), []),
+        (("--gpu", "24b"), []),
     ],
 )
 def test_a_meaningless_gpu_fails(cli: Cli, words: tuple[str, ...], suggested: list[str]) -> None:
