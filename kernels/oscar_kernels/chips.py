@@ -140,7 +140,7 @@ def cards_named(text: str) -> list[tuple[Capability, Card]]:
     ]
 
 
-def is_older(text: str) -> bool:
+def is_unsupported(text: str) -> bool:
     """Whether `text` names one of `OLDER` or `OTHERS`."""
     return _short(text).startswith(tuple(map(_short, OLDER + OTHERS)))
 

@@ -85,27 +85,17 @@ DEV u32 pack_bf16(float lo, float hi) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
   return d;
 }
-// Two numbers in float16, times two others.
-DEV u32 multiply_f16(u32 a, u32 b) {
-  u32 d;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-DEV u32 max_f16(u32 a, u32 b) {
-  u32 d;
-  asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-DEV u32 min_u16x2(u32 a, u32 b) {
-  u32 c;
-  asm("min.u16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-  return c;
-}
-DEV u32 max_u16x2(u32 a, u32 b) {
-  u32 c;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-  return c;
-}
+// Of two numbers of 16 bits in a word, and two others.
+#define PAIRWISE(NAME, INSTRUCTION)                               \
+  DEV u32 NAME(u32 a, u32 b) {                                    \
+    u32 d;                                                        \
+    asm(INSTRUCTION " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));   \
+    return d;                                                     \
+  }
+PAIRWISE(multiply_f16, "mul.rn.f16x2")
+PAIRWISE(max_f16, "max.f16x2")
+PAIRWISE(min_u16x2, "min.u16x2")
+PAIRWISE(max_u16x2, "max.u16x2")
 DEV float low_bf16(u32 x) { return __uint_as_float(x << 16); }
 DEV float high_bf16(u32 x) { return __uint_as_float(x & 0xFFFF0000u); }
 DEV float low_f16(u32 x) {

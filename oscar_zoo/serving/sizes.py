@@ -67,7 +67,7 @@ def _card(name: str) -> tuple[int, str]:
     `UsageError`."""
     import difflib
 
-    from oscar_kernels.chips import CHIPS, LOWEST, cards_named, is_older, state
+    from oscar_kernels.chips import CHIPS, LOWEST, cards_named, is_unsupported, state
 
     found = cards_named(name)
     if len(found) == 1:
@@ -83,7 +83,7 @@ def _card(name: str) -> tuple[int, str]:
     if _SIZE.fullmatch(name) and parse_memory(name, "--gpu") <= _LARGEST:
         return parse_memory(name, "--gpu"), _read_as(name)
     least = ".".join(map(str, LOWEST))
-    if is_older(name):
+    if is_unsupported(name):
         raise UsageError(
             f"{name} is not supported: the INT2 kernels need a GPU by NVIDIA of compute capability"
             f" {least} or later.",
