@@ -75,7 +75,7 @@ def _parts(
             bench.note(f"in step: no CUDA path: {reason}")
             continue
         write = ops.write_calls(written, step=True, op=ops.WRITES[name].write_kv_int2)
-        decode = ops.decode_calls(ops.PATHS[name], job)
+        decode = ops.decode_calls(ops.PATHS[name], job, bench.plan.layers)
         found |= {
             f"{name} write": [write],
             f"{name} attention": [decode],

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle, islice
 from types import ModuleType
 
 import baselines
@@ -95,7 +96,8 @@ class OpBench:
                 if name not in checked:
                     checks.decode(heads, path.decode_attention)
                     checked.add(name)
-                timing = timed(decode_calls(path, job), replays=self.plan.replays)
+                calls = decode_calls(path, job, self.plan.layers)
+                timing = timed(calls, replays=self.plan.replays)
                 yield row("decode", f"{number} x {length}", name, timing, moved, self.bandwidth)
         if self.plan.drafts:
             yield from self.verify(self.plan.drafts)
@@ -116,7 +118,7 @@ class OpBench:
                     continue
                 if (number, length) == self.plan.decode[0]:
                     checks.verify(heads, path.decode_attention, drafts)
-                calls = decode_calls(path, job, drafts=Drafts(drafts))
+                calls = decode_calls(path, job, self.plan.layers, drafts=Drafts(drafts))
                 timing = timed(calls, replays=self.plan.replays)
                 yield row("decode", case, name, timing, moved, self.bandwidth)
 
@@ -208,7 +210,8 @@ class OpBench:
             lengths = [length] * number
             moved = roofline.attend_rows(heads, lengths, element_bytes=baseline.element_bytes)
             made = rows(heads, lengths, cases.layers(moved, self.plan.layers))
-            timing = timed(baseline.decode(made), replays=self.plan.replays)
+            calls = islice(cycle(baseline.decode(made)), self.plan.layers)
+            timing = timed([*calls], replays=self.plan.replays)
             case = f"{number} x {length}"
             yield row("decode", case, baseline.name, timing, moved, self.bandwidth)
 
@@ -228,9 +231,11 @@ def cuda_cannot_write(job: cases.WriteLayer) -> str | None:
     return reason if made is None else cuda_write.build_failure(made, job.key.device)
 
 
-def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object) -> Calls:
+def decode_calls(
+    path: ModuleType, job: cases.AttentionLayers, layers: int | None = None, **options: object
+) -> Calls:
     """Calls of decode attention for every layer, as a server makes them, by a launcher that may get
-    options of its own."""
+    options of its own; `layers` of them if a model has more than there are caches."""
     number, q_heads, _ = job.query.shape
     requests = len(job.batch.rows)
     workspace = Workspace.allocate(
@@ -248,9 +253,10 @@ def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object
             workspace=workspace,
             out=out,
             prefix_stable=True,
+            same_batch=layer > 0,
             **options,
         )
-        for cache in job.caches
+        for layer, cache in enumerate(islice(cycle(job.caches), layers or len(job.caches)))
     ]
 
 

@@ -49,7 +49,7 @@ def decode(bench: ops.OpBench) -> Iterator[ResultRow]:
                 checks.decode(heads, op)
                 checks.decode(heads, op, [9000])  # a single request has a way of its own
                 checked.add(tiles)
-            calls = ops.decode_calls(cuda_attention, job, tiles=tiles)
+            calls = ops.decode_calls(cuda_attention, job, plan.layers, tiles=tiles)
             yield row(
                 "decode",
                 f"{number} x {length}",

@@ -205,6 +205,7 @@ def decode_attention(
     out: Tensor | None = None,
     prefix_stable: bool = False,
     drafts: Drafts | None = None,
+    same_batch: bool = False,
 ) -> Tensor:
     """One query token per request over all its cached tokens, itself included; or all drafts of
     every request, each over what is sure and over its ancestors.
@@ -225,6 +226,8 @@ def decode_attention(
         drafts: of every request. A node of depth `d` reads the `L` tokens that are sure where a
             decode step of length `L + d + 1` reads them, and its ancestors and itself from the
             ring. So the ring must have `recent + n - 1` rows, and the window `n`.
+        same_batch: the caller promises that the batch is that of the call in front with this
+            workspace, and has not changed since: that of another layer in the same step.
 
     Returns:
         `[B, Hq, Dv]` or `[B * n, Hq, Dv]` in the dtype of the query, or `out`.

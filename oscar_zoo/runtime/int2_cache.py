@@ -177,6 +177,7 @@ class Int2Cache:
                 # A ring has at least one row: the newest token is read from there or the sinks.
                 prefix_stable=batch.drafts is None,
                 drafts=batch.drafts,
+                same_batch=index > 0,
             )
         if total == tokens:
             return out.flatten(1)

@@ -124,7 +124,7 @@ def test_a_multiprocessor_has_no_room_for_one_block_more(
 def test_what_has_no_room_is_told_in_numbers() -> None:
     made = variants.fitting(variant(bits=4), 99 << 10)
     assert variants.too_large(made, 99 << 10) == (
-        "a block needs 133,172 bytes of shared memory and has 101,376"
+        "a block needs 104,496 bytes of shared memory and has 101,376"
     )
     widest = variants.fitting(variant(256, bits=4), 227 << 10)
     assert variants.too_large(widest, 227 << 10) is None  # with 972 bytes left

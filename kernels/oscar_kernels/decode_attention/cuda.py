@@ -17,7 +17,6 @@ from oscar_kernels.chips import LOWEST, Target
 from oscar_kernels.decode_attention.launcher import Workspace, check_sink_logits
 from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, WHOLE_DIM, CudaTiles
 from oscar_kernels.decode_attention.variant import (
-    PLAN_BYTES,
     WARP_ROWS,
     WARPS,
     WIDE_WARP_ROWS,
@@ -40,18 +39,23 @@ needs; the first that has them is taken. A multiprocessor holds two blocks at a 
 batches of 1 to 256 requests."""
 
 
+SEGMENT = 16
+"""Numbers of a `Segment` of plan.cuh."""
+
+
 class NoAttentionVariant(ValueError):
     """The CUDA kernel does not do this; the message says what and why, in one line."""
 
 
 @dataclass(frozen=True)
 class _Loaded:
+    plan: nvrtc.Kernel
     stage1: nvrtc.Kernel
     stage2: dict[int, nvrtc.Kernel]
-    ring_bytes: int
-    least_shared: int
+    shared: int
     grid: int
     early: bool
+    shares: tuple[object, ...]  # what a plan depends on, beside the batch
 
 
 def unsupported(
@@ -112,10 +116,12 @@ def decode_attention(
     out: Tensor | None = None,
     prefix_stable: bool = False,
     drafts: Drafts | None = None,
+    same_batch: bool = False,
     tiles: CudaTiles = CUDA,
     checked: bool = False,
 ) -> Tensor:
-    """As `reference.decode_attention`; two launches on the current stream, safe in a CUDA graph.
+    """As `reference.decode_attention`; two launches on the current stream, safe in a CUDA graph,
+    and a third one where there is no plan yet.
 
     From sm_90 on the kernel may read the batch's own tensors (`kv_indptr`, `kv_indices`, `rows`,
     window state) while the kernel in front still runs. Write them at least one kernel earlier, or
@@ -130,6 +136,8 @@ def decode_attention(
         prefix_stable: as in the reference; if true, cached rows other than the newest one of each
             request (the drafts, if there are any) may be read while the kernel in front still runs.
         drafts: as in the reference; the mask is contiguous, and one of the batch's own tensors.
+        same_batch: as in the reference; if false, which block takes which tokens is worked out
+            first.
     """
     if not checked:
         _refuse(unsupported(query, cache, batch, drafts))
@@ -160,8 +168,14 @@ def decode_attention(
         drafts=drafts, blocks=loaded.grid,
     )  # fmt: skip
     stream = torch.cuda.current_stream(query.device).cuda_stream
-    shared = max(loaded.ring_bytes + 28 * requests + 4, loaded.least_shared)
-    loaded.stage1.launch((loaded.grid, 1), parameters, stream, shared=shared, early=loaded.early)
+    lists = batch.kv_indptr.data_ptr(), batch.rows.data_ptr()
+    holds = loaded.shares, lists, *sizes, requests, heads, cache.recent, cache.sink
+    known = same_batch and workspace.holds == holds
+    workspace.holds = holds
+    if not known:
+        loaded.plan.launch((1, 1), parameters, stream, shared=8 * requests + 4, early=False)
+    early = loaded.early and known
+    loaded.stage1.launch((loaded.grid, 1), parameters, stream, shared=loaded.shared, early=early)
     loaded.stage2[merged].launch(
         (blocks, heads), parameters, stream, shared=made.partner_bytes, early=loaded.early
     )
@@ -216,21 +230,25 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
-        stage1, *stage2 = nvrtc.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
+        threads = {"oscar_decode_plan": 32 * WARPS, "oscar_decode_stage1": 32 * WARPS} | threads
+        plan, stage1, *stage2 = nvrtc.load(code, threads)
         for one in stage2:
             one.allow_shared(made.partner_bytes)
-        ring = ring_bytes(dict(wanted.flags))
-        stage1.allow_shared(ring + PLAN_BYTES)
-        resident = max(1, min(made.resident, stage1.blocks_per_multiprocessor(ring + 1024)))
+        flags = dict(wanted.flags)
+        ring = ring_bytes(flags)
+        stage1.allow_shared(ring)
+        resident = max(1, min(made.resident, stage1.blocks_per_multiprocessor(ring)))
         least = exclusive_bytes(properties.shared_memory_per_multiprocessor, resident)
-        stage1.allow_shared(max(ring + PLAN_BYTES, least))
+        stage1.allow_shared(max(ring, least))
+    grid = resident * _triton.multiprocessors(device)
     return _Loaded(
+        plan,
         stage1,
         dict(zip(MERGED_ROWS, stage2, strict=True)),
-        ring,
-        least,
-        resident * _triton.multiprocessors(device),
+        max(ring, least),
+        grid,
         target.capability >= (9, 0),
+        (grid, *(flags[name] for name in ("HB", "TW", "DRAFTS", "WINDOW_COST", "START"))),
     )
 
 
@@ -261,7 +279,7 @@ class Params(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
             "query", "codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v", "indptr", "slots",
-            "rows", "sink_block", "sink_from", "ring_start", "partial", "stats", "prefix", "out",
+            "rows", "sink_block", "sink_from", "ring_start", "partial", "stats", "plan", "out",
             "partner",
         )),
         ("scale", ctypes.c_float), ("cap", ctypes.c_float),
@@ -275,17 +293,19 @@ class Params(ctypes.Structure):
 
 
 def scratch_sizes(cache: LayerCache, rows: int, requests: int, blocks: int) -> list[int]:
-    """Elements of the partial results, of their statistics, and of the prefix sums of work, for
-    `rows` query rows of a request and up to `blocks` blocks; enough for twice as many warps of a
-    KV head as need be."""
-    rows //= cache.num_kv_heads
+    """Elements of the partial results, of their statistics, and of a plan, for `rows` query rows of
+    a request and up to `blocks` blocks; enough for twice as many warps of a KV head as need be."""
+    heads = cache.num_kv_heads
+    rows //= heads
     wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > WHOLE_DIM
     shares = sharing(rows, WIDE_WARP_ROWS if wide else WARP_ROWS)
-    parts = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // shares)
     each = -(-rows // shares)
     each += each % 2  # half of them, rounded up, for twice as many warps
-    stored = (blocks + 2 * parts * requests) * WARPS * each
-    return [stored * cache.v_spec.head_dim, 2 * stored, 2 * requests + 1]
+    together, fewest = (math.gcd(heads, max(1, WARPS // n)) for n in (shares, 2 * shares))
+    stored = (blocks * together + 2 * heads * requests) * shares * each
+    parts = heads // fewest * requests
+    plan = SEGMENT * 2 * (blocks + parts) + parts + 1
+    return [stored * cache.v_spec.head_dim, 2 * stored, plan]
 
 
 def arguments(

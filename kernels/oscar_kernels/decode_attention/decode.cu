@@ -4,17 +4,15 @@
 // row, BITS_K BITS_V bits of a code, GROUP query rows of a KV head, HB KV heads and TW token groups of a block, VH
 // warps that share the query heads of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types,
 // QUERY 0 bfloat16 1 float16 2 float32, QUERY_BYTES, AFFINE_BF16, CAPPED, LEARNED (sinks), BLOCKS per multiprocessor,
-// WINDOW_COST START; DRAFTS of a request that are verified, or 0; EARLY_UNITS PLANNED, see below.
+// WINDOW_COST START; DRAFTS of a request that are verified, or 0.
 //
-// Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
-// unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). In front of either, START units stand for
+// Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, two
+// units each), then its window steps (16 * TW tokens, WINDOW_COST units each). In front of either, START units stand for
 // what its beginning costs. A block takes an equal share of the list, whatever the lengths, and leaves one partial result
-// per segment, a run of units of one request and kind. Segment `block + k` of kind index `k` is unique.
+// per segment, a run of units of one request and kind. The plan says which; it is made in front of the first layer.
 //
 // Before the kernel in front has ended. If that one writes only queries and newest tokens (`prefix_stable`), a block
-// copies its first tiles meanwhile, or loads its first window rows; else, if its share is at most EARLY_UNITS units, it
-// asks for their bytes, into the second-level cache. Stage 2 of up to PLANNED requests works out which parts it merges
-// before it waits for them.
+// copies its first tiles meanwhile, or loads its first window rows. Stage 2 looks up which parts it merges.
 //
 // Arithmetic of INT2 tokens. Codes go from shared memory through ldmatrix straight into the operands of mma.sync.
 //
@@ -35,50 +33,41 @@
 
 #include "merge.cuh"
 
+extern "C" __global__ void __launch_bounds__(THREADS) oscar_decode_plan(const __grid_constant__ Params p) { make_plan(p); }
+
 extern "C" __global__ void __launch_bounds__(ROOM, BLOCKS) oscar_decode_stage1(const __grid_constant__ Params p) {
   u8* memory = dynamic_shared();
-  int* prefix = reinterpret_cast<int*>(memory + RING_BYTES);
-  Request* requests = reinterpret_cast<Request*>(prefix + 2 * p.batch + 1);
+  __shared__ Segment x;
+  x.fetch(p, blockIdx.x);
   Ring ring(shared_address(memory));
   if (threadIdx.x == 0)
     for (Ring x = ring; x.round == 0; x = x.plus(1)) {
       barrier_init(x.full(), 32);
       barrier_init(x.empty(), THREADS);
     }
-  plan(p, prefix, requests);
+  __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, local = warp % HB, part = warp / HB % VH,
             group = warp / (HB * VH);
-  const Shares work(p, prefix[2 * p.batch]);
-  u32 at = min(work.total, work.each * blockIdx.x);
-  const u32 end = min(work.total, at + work.each);
   bool ahead = OVERLAPS && p.prefix_stable;  // of the end of the kernel in front
-  if (!ahead) {
-    if (OVERLAPS && EARLY_UNITS && at < end && work.each <= EARLY_UNITS) {
-      const Segment x(work, prefix, p.batch, at, end);
-      prefetch_segment(p, requests[x.low / 2], x, x.low / 2, x.block * HB + local, group, warp, lane);
-    }
-    wait_then_release();
-  }
-  while (at < end) {
-    const Segment x(work, prefix, p.batch, at, end);
-    at = x.end;
-    if (START > 0 && x.lo == x.hi) continue;
+  if (!ahead) wait_then_release();
+  while (x.at >= 0) {
     const int b = x.low / 2, head = x.block * HB + local;
     const QueryRows rows(p, b, head, part);
-    const Request& r = requests[b];
     State s;
     s.clear();
     if (x.low % 2)
-      window_segment(p, s, r, b, head, rows, group, (x.lo + WINDOW_COST - 1) / WINDOW_COST,
-                     (x.hi + WINDOW_COST - 1) / WINDOW_COST, ahead);
+      window_segment(p, s, x.r, b, head, rows, group, x.lo, x.hi, ahead);
     else
-      int2_segment(p, s, ring, r, b, x.block, rows, local, group, x.lo, x.hi, warp, lane, ahead);
+      int2_segment(p, s, ring, x.r, b, x.block, rows, local, group, x.lo, x.hi, warp, lane, ahead);
     meet(ahead);  // a warp without tokens has not; the kernel in front may still read what is stored here
-    const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
-    leave(p, s, memory, segment, x.low % 2, warp, lane);
+    leave(p, s, memory, x.at, x.low % 2, warp, lane);
+    if (!x.more) break;
+    const int next = p.blocks + x.at + 1;
+    __syncthreads();
+    x.fetch(p, next);
+    __syncthreads();
   }
   meet(ahead);
-  if (blockIdx.x == 0) store_prefix(p, prefix);
 }
 
 #define STAGE2(ROWS, WARPS_OF_BLOCK, ...)                                                                              \

@@ -69,6 +69,7 @@ def decode_attention(
     out: Tensor | None = None,
     prefix_stable: bool = False,
     drafts: Drafts | None = None,
+    same_batch: bool = False,
     tiles: LatentTiles | None = None,
 ) -> Tensor:
     """One query token per request over all its cached tokens; see `reference.decode_attention`.
@@ -76,7 +77,7 @@ def decode_attention(
     Args:
         query: `[B, Hq, D + rotary]`, rows contiguous; `Hq` up to `MOST_HEADS`.
         sink_logits, drafts: not built for latents.
-        prefix_stable: unused; this kernel starts after the kernel in front has ended.
+        prefix_stable, same_batch: unused; this kernel starts after the kernel in front has ended.
     """
     if drafts is not None or sink_logits is not None:
         raise ValueError("drafts and learned sinks are not built for latents")

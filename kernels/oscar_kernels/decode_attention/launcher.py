@@ -30,15 +30,18 @@ UNDO_PRECISION = {torch.float32: "ieee", torch.float16: "tf32x3", torch.bfloat16
 more bits than float16."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Workspace:
-    """Scratch of split-KV attention on one stream; nothing in it outlives a call.
+    """Scratch of split-KV attention on one stream. Nothing in it outlives a call, but the plan of a
+    step of the CUDA kernel.
 
     Attributes:
         scratch: float32, one dimension.
+        holds: what the plan in it is for; `None` without one.
     """
 
     scratch: Tensor
+    holds: object = None
 
     @classmethod
     def allocate(cls, numel: int, device: torch.device | str) -> Workspace:
@@ -51,7 +54,7 @@ class Workspace:
         Args:
             rows: query tokens times query heads.
         """
-        needed = numel(rows, splits, head_dim)
+        self.holds, needed = None, numel(rows, splits, head_dim)
         if self.scratch.numel() < needed:
             raise ValueError(
                 f"the workspace holds {self.scratch.numel()} elements; this call needs {needed}"
@@ -79,6 +82,7 @@ def decode_attention(
     out: Tensor | None = None,
     prefix_stable: bool = False,
     drafts: Drafts | None = None,
+    same_batch: bool = False,
 ) -> Tensor:
     """One query token per request over all its cached tokens, or its drafts; see
     `reference.decode_attention`.
@@ -90,6 +94,7 @@ def decode_attention(
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
         prefix_stable: unused; this kernel starts after the kernel in front has ended.
         drafts: every node is a query of its own, which reads the codes of all sure tokens.
+        same_batch: unused.
     """
     tiles = _decode_tiles(cache, query.shape[0], query.shape[1])
     if out is None:

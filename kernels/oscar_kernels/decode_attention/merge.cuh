@@ -142,63 +142,19 @@ DEV void undo(const Params& p, const Partner<OUT, COUNT>& partner, const Merged<
   }
 }
 
-// Partial results of one query head of one request: those of its INT2 segments, then those of its window.
+// Partial results of row `row` of the batch.
 struct Parts {
-  u32 base[2];
-  int split, count;
-  DEV u32 operator[](int i) const {
-    return (i < split ? base[0] : base[1]) + (i / GROUPS * LEFT + i % GROUPS * (HB * VH)) * GW;
+  u32 base = 0;
+  int count = 0;
+  DEV void find(const Params& p, int row, int head) {
+    if (row >= p.batch * GROUP) return;
+    const int b = row / GROUP, query_head = row % GROUP, *first = Plan(p).parts + head / HB * p.batch + b;
+    const int from = __ldcg(first);
+    base = from * LEFT + (query_head / GW * HB + head % HB) * GW + query_head % GW;
+    count = __ldcg(first + 1) - from;
   }
+  DEV u32 operator[](int i) const { return base + i * LEFT; }
 };
-
-// Parts of eight rows of a block from `first_row` on, by one warp: lane 4 * row + 2 * kind + (first or last).
-template <int ROWS>
-DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], int first_row, int head, int lane) {
-  const int at = first_row + lane / 4, row = blockIdx.x / SLICES * ROWS + at, kind = lane / 2 % 2,
-            b = min(row / GROUP, p.batch - 1), query_head = row % GROUP, block = head / HB;
-  const Shares work(p, prefix[2 * p.batch]);
-  const int to = prefix[2 * b + kind + 1], from = min(prefix[2 * b + kind] + START, to);
-  const int owner = (int)((block * work.units + (lane % 2 ? to - 1 : from)) / work.each);
-  const int first = __shfl_sync(ALL, owner, lane & ~1), last = __shfl_sync(ALL, owner, lane | 1);
-  const int count = row < p.batch * GROUP && to > from ? (last - first + 1) * GROUPS : 0,
-            before = __shfl_sync(ALL, count, lane & ~3);
-  const int warp = query_head / GW * HB + head % HB;
-  const u32 base = ((first + block * 2 * p.batch + 2 * b + kind - (kind ? before / GROUPS : 0)) * LEFT + warp) * GW +
-                   query_head % GW;
-  if (at < ROWS && lane % 2 == 0) {
-    parts[at].base[kind] = base;
-    if (kind) {
-      parts[at].split = before;
-      parts[at].count = before + count;
-    }
-  }
-}
-
-// Prefix sums of the units of all requests, by one warp.
-DEV void plan_by_warp(const Params& p, int* prefix, int lane) {
-  int carry = 0;
-  UNROLL_1 for (int first = 0; first < p.batch; first += 32) {
-    const int b = first + lane;
-    int tiles = 0, steps = 0;
-    if (b < p.batch) {
-      const Request r = request(p, b);
-      tiles = tile_units(p, r);
-      steps = window_units(r);
-    }
-    int sum = tiles + steps;
-    UNROLL for (int o = 1; o < 32; o *= 2) {
-      const int y = __shfl_up_sync(ALL, sum, o);
-      sum += lane >= o ? y : 0;
-    }
-    if (b < p.batch) {
-      prefix[2 * b + 1] = carry + sum - steps;
-      prefix[2 * b + 2] = carry + sum;
-    }
-    carry += __shfl_sync(ALL, sum, 31);
-  }
-  if (lane == 0) prefix[0] = 0;
-  __syncwarp();
-}
 
 constexpr int EACH = DV / 32;  // channels of a lane
 
@@ -315,7 +271,6 @@ DEV void merge(const Params& p) {
                 DEEP = SHARE > 1 ? 9 : 8 / OWN;
   alignas(16) __shared__ Merged<Out::LINES> merged;
   __shared__ float apart[SHARE > 1 ? COUNT : 1][DV < 128 ? 128 : DV], weights[COUNT][2];
-  __shared__ Parts parts[ROWS];
   __shared__ float sinks[LEARNED ? ROWS : 1];
   static_assert((COUNT - Out::TILES) * 16 * Out::LINES * 4 <= (SHARE > 1 ? sizeof(apart) : sizeof(merged)), "room");
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
@@ -323,22 +278,17 @@ DEV void merge(const Params& p) {
   for (int i = threadIdx.x; i < (Out::LINES - ROWS) * PITCH; i += COUNT * 32) (&merged[ROWS][0])[i] = 0.f;
   int outs[Out::LINES / 8];
   UNROLL for (int n = 0; n < Out::LINES / 8; n++) outs[n] = find_row(p, head, 8 * n + lane / 4, ROWS);
-  const bool planned = p.batch <= PLANNED;
-  if (planned && warp < (ROWS + 7) / 8) {
-    __shared__ int prefix[(ROWS + 7) / 8][2 * PLANNED + 1];
-    plan_by_warp(p, prefix[warp], lane);
-    find_parts<ROWS>(p, prefix[warp], parts, 8 * warp, head, lane);
-  }
+  const int row = warp / SHARE * OWN;
+  Parts parts[OWN];
+  UNROLL for (int j = 0; j < OWN; j++) parts[j].find(p, blockIdx.x / SLICES * ROWS + row + j, head);
   if (!EXACT && !PARTNER_SHARED && p.partner) partner.round();
   wait_then_release();
-  if (!planned && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
-  if constexpr (LEARNED) load_sinks<ROWS>(p, sinks, head);
-  __syncthreads();
-  const int row = warp / SHARE * OWN;
-  Parts mine[OWN];
+  if constexpr (LEARNED) {
+    load_sinks<ROWS>(p, sinks, head);
+    __syncthreads();
+  }
   RowSum sums[OWN];
-  UNROLL for (int j = 0; j < OWN; j++) mine[j] = parts[row + j];
-  sum_parts<DEEP, SHARE>(p, mine, warp % SHARE, lane, sums);
+  sum_parts<DEEP, SHARE>(p, parts, warp % SHARE, lane, sums);
   if constexpr (SHARE == 1) {
     UNROLL for (int j = 0; j < OWN; j++) {
       const float factor = normalizer(sums[j].m, sums[j].l, LEARNED ? sinks[row + j] : 0.f);

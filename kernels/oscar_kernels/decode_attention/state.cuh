@@ -25,10 +25,10 @@ constexpr int CODE_BYTES = TILE * ROW_UNITS * 16, STAGE_BYTES = (CODE_BYTES + TI
 constexpr int COPIES = TILE * ROW_UNITS / 32, AFFINE_COPIES = TILE * AFFINE_UNITS / 32;  // of a lane
 constexpr int RING_BYTES = STAGES * (STAGE_BYTES + 16);  // tiles, then two barriers for each
 constexpr int STEP = 16 * TW;                            // window tokens of one step of a block
-// The token groups of a block merge their results in the memory of its tiles, where that has room; GROUPS leave one each.
+// The token groups of a block merge their results in the memory of its tiles.
 constexpr int GATHERED_ROW = DV + 8, GATHERED = WARPS * GW * (GATHERED_ROW * 4 + 8);
-constexpr bool GATHERS = TW > 1 && GATHERED <= STAGES * STAGE_BYTES;
-constexpr int GROUPS = GATHERS ? 1 : TW, LEFT = HB * VH * GROUPS;  // results of a segment, of GW rows each
+static_assert(TW == 1 || GATHERED <= STAGES * STAGE_BYTES, "room");
+constexpr int LEFT = HB * VH * GW;  // rows of results of a segment
 constexpr float NEVER = -1e30f, HEADROOM = 8.f;
 
 struct Params {
@@ -39,9 +39,9 @@ struct Params {
   const SLOT_T* slots;
   const ROW_T* rows;
   const int *sink_block, *sink_from, *ring_start;
-  float* partial;        // [segments, LEFT, GW, DV]
-  float2* stats;         // [segments, LEFT, GW]: running maximum (base 2), sum
-  int* prefix;           // [2 * batch + 1] units
+  float* partial;        // [segments, LEFT, DV]
+  float2* stats;         // [segments, LEFT]: running maximum (base 2), sum
+  int* plan;             // see `Plan`
   void* out;             // [batch * NODES, heads * HEADS, DV]
   const float* partner;  // [1 | heads, DV, DV] or null
   float scale, cap;      // see `logit`
@@ -55,7 +55,7 @@ struct Params {
 };
 
 struct Request {
-  int first, length, sink_from, sink_end, ring_from;
+  int first, length, sink_from, sink_end, ring_from, row, sink_block;
 };
 
 DEV constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }

@@ -144,27 +144,26 @@ class CudaTiles:
         stages: stages of the ring of tiles; fewer if the shared memory of a multiprocessor is too
             small.
         resident: most blocks of a multiprocessor, up to `MOST_RESIDENT`.
-        window_cost: number of INT2 tiles that take as long as one step of window tokens, which has
-            3.6 times the bytes.
-        wide_window_cost: the same for decode steps with rows of more than `WHOLE_DIM` channels.
-        start: number of INT2 tiles that take as long as the beginning of a segment.
-        early: a block with at most this many units of work requests its bytes before the kernel in
-            front has ended; 0 for no block. If the prefix is stable, every block does.
-        many_rows_early: the same for more than eight query rows.
-        planned: most requests of which stage 2 finds the parts before stage 1 has ended.
+        window_cost: halves of an INT2 tile that take as long as one step of window tokens, which
+            has 3.6 times the bytes of a tile; 0 for those of the shape.
+        start: halves of an INT2 tile that take as long as the beginning of a segment.
         query_bytes: whether a bfloat16 query of more than four rows is one byte per channel; else
             it is float16, which loses nothing and takes a third more products.
     """
 
     stages: int = 6
     resident: int = 1
-    window_cost: int = 3
-    wide_window_cost: int = 4
-    start: int = 4
-    early: int = 4
-    many_rows_early: int = 0
-    planned: int = 128
+    window_cost: int = 0
+    start: int = 8
     query_bytes: bool = True
+
+
+def window_cost(head_dim: int, rows: int) -> int:
+    """`CudaTiles.window_cost` of a warp with so many query rows. The more there are, the more of
+    the time of a tile is arithmetic."""
+    if head_dim != WHOLE_DIM:
+        return 4 if head_dim < WHOLE_DIM else 6
+    return next((cost for most, cost in ((4, 6), (8, 5)) if rows <= most), 4)
 
 
 WHOLE_BATCH = 4
@@ -173,6 +172,9 @@ eight; below, two warps share them. One warp reads and unpacks every code once, 
 fetch and twice as much to merge."""
 WHOLE_DIM = 128
 """Widest rows of which a warp holds the outputs of 16 query heads."""
+
+WIDE_STAGES = 4
+"""Most stages of wider ones, whose code keeps more in the memory that stages leave."""
 
 NARROW_DIM = 64
 CROWD = 128
@@ -188,9 +190,8 @@ CUDA = CudaTiles()
 VARIANTS = (
     CUDA,
     replace(CUDA, stages=4),
-    replace(CUDA, window_cost=2, wide_window_cost=2),
+    replace(CUDA, window_cost=4),
     replace(CUDA, start=0),
-    replace(CUDA, early=0, planned=0),
     replace(CUDA, query_bytes=False),
     replace(CUDA, stages=4, resident=2),
 )

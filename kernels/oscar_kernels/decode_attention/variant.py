@@ -19,7 +19,9 @@ from oscar_kernels.decode_attention.tuning import (
     NARROW_DIM,
     WHOLE_BATCH,
     WHOLE_DIM,
+    WIDE_STAGES,
     CudaTiles,
+    window_cost,
 )
 from oscar_kernels.spec import QuantSpec
 
@@ -34,8 +36,6 @@ MOST_ROWS = WARPS * WIDE_WARP_ROWS
 """Query rows of a KV head of a request, of all of its drafts."""
 KEY_DIMS = (64, 128, 192, 256)
 VALUE_DIMS = (64, 128, 256)
-PLAN_BYTES = 28 * MAX_BATCH + 4
-"""Bytes of shared memory for the places of every request's tokens."""
 RESERVED_BYTES = 1024
 """Bytes of shared memory of a block that the system keeps, from sm_80 on."""
 STATIC_BYTES = 1024
@@ -94,22 +94,20 @@ class AttentionVariant:
         together = math.gcd(self.heads, WARPS // shares)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
         k_spec, v_spec, tiles = self.k_spec, self.v_spec, self.tiles
-        wide_step = self.slices > 1 and not self.drafts
-        window_cost = tiles.wide_window_cost if wide_step else tiles.window_cost
+        cost = window_cost(v_spec.head_dim, -(-self.rows // shares))
         return {
             "DK": k_spec.head_dim, "GK": k_spec.num_groups, "BITS_K": k_spec.bits,
             "DV": v_spec.head_dim, "GV": v_spec.num_groups, "BITS_V": v_spec.bits,
             "GROUP": self.rows, "DRAFTS": self.drafts,
             "HB": together, "VH": shares, "TW": WARPS // shares // together,
-            "STAGES": tiles.stages,
+            "STAGES": min(tiles.stages, WIDE_STAGES) if self.slices > 1 else tiles.stages,
             "SLOT_T": self.slot, "INDPTR_T": self.indptr, "ROW_T": self.row,
             "QUERY": self.query, "QUERY_BYTES": int(tiles.query_bytes),
             "AFFINE_BF16": int(k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped),
             "LEARNED": int(self.learned_sinks),
             "BLOCKS": 1 if wide else self.resident,
-            "WINDOW_COST": window_cost, "START": tiles.start, "PLANNED": tiles.planned,
-            "EARLY_UNITS": tiles.early if self.rows <= 8 else tiles.many_rows_early,
+            "WINDOW_COST": tiles.window_cost or cost, "START": tiles.start,
         }  # fmt: skip
 
 
@@ -214,10 +212,7 @@ def variant(
 def fitting(made: AttentionVariant, shared: int) -> AttentionVariant:
     """The variant with as many stages as fit the shared memory of a block, but at least
     `LEAST_STAGES`."""
-    while (
-        made.tiles.stages > LEAST_STAGES
-        and ring_bytes(made.flags) + PLAN_BYTES + STATIC_BYTES > shared
-    ):
+    while made.tiles.stages > LEAST_STAGES and ring_bytes(made.flags) + STATIC_BYTES > shared:
         made = replace(made, tiles=replace(made.tiles, stages=made.tiles.stages - 1))
     return made
 
@@ -226,7 +221,7 @@ def too_large(made: AttentionVariant, shared: int) -> str | None:
     """Why a block has too little shared memory for a variant that was made `fitting`; `None` if it
     has enough for what the launch asks for. The little that the kernel declares is for the driver
     to judge."""
-    needed = ring_bytes(made.flags) + PLAN_BYTES
+    needed = ring_bytes(made.flags)
     if needed <= shared:
         return None
     return f"a block needs {needed:,} bytes of shared memory and has {shared:,}"

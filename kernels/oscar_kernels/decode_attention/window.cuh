@@ -7,17 +7,16 @@
 struct Window {
   int from, split, jump, count, sink_from, sink_end, ring_from, ring_base, ring_rows, heads;
   size_t sink_row, ring_row;
-  DEV Window(const Params& p, const Request& r, int b, int head)
+  DEV Window(const Params& p, const Request& r, int head)
       : sink_from(r.sink_from), sink_end(r.sink_end), ring_from(r.ring_from), ring_rows(p.ring_rows), heads(p.heads) {
     const bool apart = r.ring_from > r.sink_end || r.sink_end <= r.sink_from;
     from = apart ? r.sink_from : min(r.sink_from, r.ring_from);
     split = apart ? max(0, r.sink_end - r.sink_from) : r.length - from;
     jump = apart ? r.ring_from - split : from;
     count = apart ? split + r.length - r.ring_from : split;
-    const int row = (int)p.rows[b];
     ring_base = ring_rows ? ring_from % ring_rows : 0;
-    sink_row = (size_t)p.sink_block[row] * p.sink * heads + head;
-    ring_row = (size_t)row * ring_rows * heads + head;
+    sink_row = (size_t)r.sink_block * p.sink * heads + head;
+    ring_row = (size_t)r.row * ring_rows * heads + head;
   }
   DEV int position(int i) const { return i < split ? from + i : jump + i; }
   // Whether some query rows may not see some of 16 tokens: drafts, or what only some read from the ring.
@@ -83,7 +82,7 @@ struct Query16 {
 DEV void window_segment(const Params& p, State& s, const Request& r, int b, int head, const QueryRows& rows, int group,
                         int lo, int hi, bool& ahead) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const Window w(p, r, b, head);
+  const Window w(p, r, head);
   Query16 q;
   for (int step = lo; step < hi; step++) {
     const int base = step * STEP + 16 * group;

@@ -157,11 +157,12 @@ class OscarLayer(DynamicLayer):  # type: ignore[misc]
         own = engine.Softmax(softmax.scaling, softmax.cap or 0.0, softmax.sinks)
         plain = query.transpose(1, 2).flatten(0, 1)
         chain: dict[str, Any] = {"drafts": Drafts(new)} if new > 1 else {"prefix_stable": True}
+        first = self.index == self.owner.block.attention_layers[0]
         out = rows.ops.decode(
             by_sequence.contiguous(), rows.store, rows.view(), sm_scale=own.scale,
             logit_cap=own.cap, sink_logits=own.sink_logits(plain, transforms.k_mean),
             o_partner=transforms.o_partner, workspace=self.owner.workspace(rows, heads, new),
-            **chain,
+            same_batch=self.owner.steps.attends_again(rows.device, first=first), **chain,
         )  # fmt: skip
         return out.unflatten(0, (batch, new)).to(query.dtype)
 

@@ -33,6 +33,7 @@ class Steps:
         self.pads: tuple[int, ...] = () if pads is None else tuple(pads.tolist())
         self._kept: dict[tuple[str, torch.device], tuple[Any, Any]] = {}
         self._pads_on: dict[torch.device, Tensor] = {}
+        self._attended: set[torch.device] = set()
         self._at: Tensor | None = None
         self._room = 0
 
@@ -79,6 +80,15 @@ class Steps:
         """What depends on lengths on the host cannot be in a CUDA graph."""
         if self._at is not None:
             raise RuntimeError("a step that is recorded needs its length on the host")
+
+    def attends_again(self, device: torch.device, *, first: bool) -> bool:
+        """Whether a layer in front of this one, and behind the `first` one of the model, has
+        attended on this device in the same step."""
+        if first:
+            self._attended.clear()
+        again = device in self._attended
+        self._attended.add(device)
+        return again
 
     def targets(self, first: int, new: int, device: torch.device) -> TokenTargets:
         """Where `new` tokens of each sequence go, token by token."""
