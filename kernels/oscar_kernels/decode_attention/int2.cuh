@@ -228,7 +228,7 @@ struct Tile {
     }
     const u32 even = lane / 4 & 1 ? 0u : ALL;
     UNROLL for (int v = 0; v < GV; v++) {
-      UNROLL for (int o = 0; o < 4; o++) v_scale[o][v] *= s.value_scale;
+      if (!COARSE) UNROLL for (int o = 0; o < 4; o++) v_scale[o][v] *= s.value_scale;
       if constexpr (NT == 1) {
         UNROLL for (int o = 0; o < 4; o += 2) {
           const u32 w = transpose(pack_f16(x[0][o] * v_scale[o][v], x[0][o + 1] * v_scale[o + 1][v]));
@@ -236,8 +236,10 @@ struct Tile {
           b[0][o + 1][v] = w & ~even;
         }
       } else {
-        UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int o = 0; o < 4; o++)
-            b[j][o][v] = transpose(pack_f16(x[2 * j][o] * v_scale[o][v], x[2 * j + 1][o] * v_scale[o][v]));
+        UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int o = 0; o < 4; o++) {
+          const float even = x[2 * j][o] * v_scale[o][v], odd = x[2 * j + 1][o] * v_scale[o][v];
+          b[j][o][v] = transpose(COARSE ? pack_bf16(even, odd) : pack_f16(even, odd));
+        }
       }
     }
   }
@@ -257,14 +259,17 @@ struct Tile {
     bool raise = first;
     UNROLL for (int n = 0; n < NT; n++) {
       top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
-      raise |= top[n] > HEADROOM;
+      raise |= top[n] > HEADROOM + BIAS;
     }
-    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
-    if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) {
+    if (!COARSE) {
+      UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
+      raise |= largest * s.value_scale > 64.f;
+    }
+    if (__any_sync(ALL, raise)) {
       float before[NT];
       UNROLL for (int n = 0; n < NT; n++) {
         before[n] = s.m[n];
-        top[n] += before[n];
+        top[n] += before[n] - BIAS;
         if (first) s.m[n] = NEVER;
       }
       s.rescale(top, largest, first);
@@ -421,6 +426,12 @@ struct Tile {
       }
     }
   }
+  DEV static void product(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    if constexpr (COARSE)
+      mma_bf16(c, a0, a1, a2, a3, b0, b1);
+    else
+      mma_f16(c, a0, a1, a2, a3, b0, b1);
+  }
   DEV void values(State& s, const u32 (&b)[PAIRS][4][GV], Codes& codes, int u) const {
     UNROLL for (int load = 0; load < PARTS_V * V_LOADS; load++) {
       const int j = load % V_LOADS;
@@ -430,7 +441,7 @@ struct Tile {
           const u32 mask = fields<BITS_V>(0x00010001u, i);
           const int r = load / V_LOADS * IN_BYTE_V + i, v = r * GV / 4;
           UNROLL for (int h = 0; h < PAIRS; h++)
-              mma_f16(s.acc[h][VC > 1 ? (j * 4 + r) * 2 + e : r], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask,
+              product(s.acc[h][VC > 1 ? (j * 4 + r) * 2 + e : r], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask,
                       b[h][2 * u][v], b[h][2 * u + 1][v]);
         }
         UNROLL for (int i = 0; i < 4; i++) a[i] >>= 8;

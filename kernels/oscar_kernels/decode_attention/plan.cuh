@@ -91,7 +91,8 @@ DEV void make_plan(const Params& p) {
   }
   if (threadIdx.x == 0) prefix[2 * p.batch] = units;
   __syncthreads();
-  const u32 total = (u32)units * (p.heads / HB), each = max(1u, (total + p.blocks - 1) / p.blocks);
+  const u32 total = (u32)units * (p.heads / HB), whole = p.blocks * TILE_COST,
+            each = max(1u, (total + whole - 1) / whole) * TILE_COST;  // else blocks share tiles, of which one has them all
   int segments = 0;
   for (int first = 0; first < 2 * p.batch * (p.heads / HB); first += THREADS) {
     const int i = first + threadIdx.x, block = i / (2 * p.batch), low = i - block * 2 * p.batch;

@@ -30,6 +30,10 @@ constexpr int GATHERED_ROW = DV + 8, GATHERED = WARPS * GW * (GATHERED_ROW * 4 +
 static_assert(TW == 1 || GATHERED <= STAGES * STAGE_BYTES, "room");
 constexpr int LEFT = HB * VH * GW;  // rows of results of a segment
 constexpr float NEVER = -1e30f, HEADROOM = 8.f;
+// Many rows of a query in bytes have weights in bfloat16, which keeps their products with any scale of values in range.
+// They are 2^BIAS times as large, so that products with codes, bfloat16 subnormals, are not too small for a float.
+constexpr bool COARSE = MANY_ROWS && QUERY == 0 && QUERY_BYTES;
+constexpr int BIAS = COARSE ? 64 : 0;
 
 struct Params {
   const void* query;
@@ -181,7 +185,7 @@ struct State {
   DEV void rescale(const float (&top)[NT], float largest, bool empty = false) {
     float factor[NT], change = 1.f;
     UNROLL for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, o));
-    if (largest * value_scale > 64.f) {
+    if (!COARSE && largest * value_scale > 64.f) {
       const float next = __uint_as_float((u32)(127 + 5 + 127 - (int)(__float_as_uint(largest) >> 23)) << 23);
       change = next * __uint_as_float((254u << 23) - __float_as_uint(value_scale));
       value_scale = next;  // powers of two
@@ -219,7 +223,15 @@ struct Results {
 // Lane (g, t) has channels of heads t, 4 + t, ...
 DEV void store_partial(State& s, const Results& to, bool window, int lane) {
   const int g = lane / 4, t = lane % 4;
+  const float unit = COARSE ? __uint_as_float((127u + 133 - BIAS) << 23)
+                            : 16777216.f * __uint_as_float((254u << 23) - __float_as_uint(s.value_scale));
   UNROLL for (int n = 0; n < NT; n++) {
+    if (BIAS && !window) {
+      const float back = __uint_as_float((127u - BIAS) << 23);
+      s.m[n] += BIAS;
+      s.l[n] *= back;
+      UNROLL for (int v = 0; v < GV; v++) s.z[n][v] *= back;
+    }
     UNROLL for (int o = 4; o < 32; o *= 2) {
       s.l[n] += __shfl_xor_sync(ALL, s.l[n], o);
       UNROLL for (int v = 0; v < GV; v++) s.z[n][v] += __shfl_xor_sync(ALL, s.z[n][v], o);
@@ -237,7 +249,6 @@ DEV void store_partial(State& s, const Results& to, bool window, int lane) {
         *reinterpret_cast<float4*>(out + 64 * c + 8 * g + k) = make_float4(z[0], z[1], z[2], z[3]);
       }
     } else {  // two of every 16 of a quarter
-      const float unit = 16777216.f * __uint_as_float((254u << 23) - __float_as_uint(s.value_scale));
       UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < DV / 64; c++) {
         const float factor = unit / (1 << field_bit<BITS_V>(r)), offset = s.z[n][r * GV / 4];
         const int m = VC == 1 ? r : (c / 2 * 4 + r) * 2;

@@ -173,8 +173,18 @@ fetch and twice as much to merge."""
 WHOLE_DIM = 128
 """Widest rows of which a warp holds the outputs of 16 query heads."""
 
-WIDE_STAGES = 4
-"""Most stages of wider ones, whose code keeps more in the memory that stages leave."""
+
+def most_stages(head_dim: int, rows: int, whole: bool) -> int:
+    """Most stages of `CudaTiles` for a warp with so many query rows. More tiles on their way are
+    good for warps that wait for memory, and else keep the query waiting.
+
+    Args:
+        whole: whether a tile is one group of tokens of as many KV heads as a block has warps.
+    """
+    if head_dim > WHOLE_DIM or rows > 8 or (rows > 4 and not whole):
+        return 4
+    return 6 if whole else 5
+
 
 NARROW_DIM = 64
 CROWD = 128

@@ -19,8 +19,8 @@ from oscar_kernels.decode_attention.tuning import (
     NARROW_DIM,
     WHOLE_BATCH,
     WHOLE_DIM,
-    WIDE_STAGES,
     CudaTiles,
+    most_stages,
     window_cost,
 )
 from oscar_kernels.spec import QuantSpec
@@ -94,20 +94,20 @@ class AttentionVariant:
         together = math.gcd(self.heads, WARPS // shares)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
         k_spec, v_spec, tiles = self.k_spec, self.v_spec, self.tiles
-        cost = window_cost(v_spec.head_dim, -(-self.rows // shares))
+        shape = v_spec.head_dim, -(-self.rows // shares)
         return {
             "DK": k_spec.head_dim, "GK": k_spec.num_groups, "BITS_K": k_spec.bits,
             "DV": v_spec.head_dim, "GV": v_spec.num_groups, "BITS_V": v_spec.bits,
             "GROUP": self.rows, "DRAFTS": self.drafts,
             "HB": together, "VH": shares, "TW": WARPS // shares // together,
-            "STAGES": min(tiles.stages, WIDE_STAGES) if self.slices > 1 else tiles.stages,
+            "STAGES": min(tiles.stages, most_stages(*shape, together * shares == WARPS)),
             "SLOT_T": self.slot, "INDPTR_T": self.indptr, "ROW_T": self.row,
             "QUERY": self.query, "QUERY_BYTES": int(tiles.query_bytes),
             "AFFINE_BF16": int(k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped),
             "LEARNED": int(self.learned_sinks),
             "BLOCKS": 1 if wide else self.resident,
-            "WINDOW_COST": tiles.window_cost or cost, "START": tiles.start,
+            "WINDOW_COST": tiles.window_cost or window_cost(*shape), "START": tiles.start,
         }  # fmt: skip
 
 
