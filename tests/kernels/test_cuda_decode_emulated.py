@@ -163,8 +163,8 @@ def test_a_decode_step(emulator: Emulator, group: int, options: dict[str, Any]) 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize(("nodes", "options"), [
-    (4, {"group": 1}), (3, {"group": 2, "bits": (4, 2)}), (4, {"group": 4}),
-], ids=["4 rows", "6 rows, K4V2", "16 rows"])  # fmt: skip
+    (4, {"group": 1}), (3, {"group": 2, "bits": (4, 2)}), (4, {"group": 4}), (8, {"group": 4}),
+], ids=["4 rows", "6 rows, K4V2", "16 rows", "32 rows"])  # fmt: skip
 def test_drafts(emulator: Emulator, nodes: int, options: dict[str, Any], tree: bool) -> None:
     assert_right(emulator, job(nodes, tree=tree, starts=0, **options))
     assert_right(emulator, job(nodes, tree=tree, spare=5, lengths=OTHER_LENGTHS, **options))
@@ -177,7 +177,8 @@ def test_the_transform_of_values_is_undone(emulator: Emulator) -> None:
 
 @pytest.mark.parametrize(("nodes", "options"), [
     (11, {"group": 3}), (8, {"group": 8, "heads": 1, "head_dim": 256}),
-], ids=["33 rows", "64 rows of 256"])  # fmt: skip
+    (3, {"group": 8, "heads": 1, "head_dim": 256}), (8, {"group": 4, "heads": 1}),
+], ids=["33 rows", "64 rows of 256", "24 rows of 256", "32 rows of a head"])  # fmt: skip
 def test_rows_of_over_two_warps(emulator: Emulator, nodes: int, options: dict[str, Any]) -> None:
     lengths = (0, 17, 73, 150)
     assert_right(emulator, job(nodes, tree=True, starts=0, lengths=lengths, **options))

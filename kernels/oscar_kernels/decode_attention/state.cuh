@@ -23,11 +23,11 @@ constexpr int AU = AFFINE_ROW % 16 == 0 ? 16 : AFFINE_ROW % 8 == 0 ? 8 : 4, AFFI
 constexpr bool AFFINE_TURNED = AU == 16 && (16 % AFFINE == 0 || AFFINE % 16 == 0);  // no word leaves its 16 bytes
 constexpr int CODE_BYTES = TILE * ROW_UNITS * 16, STAGE_BYTES = (CODE_BYTES + TILE * AFFINE_ROW + 127) / 128 * 128;
 constexpr int COPIES = TILE * ROW_UNITS / 32, AFFINE_COPIES = TILE * AFFINE_UNITS / 32;  // of a lane
-constexpr int RING_BYTES = STAGES * (STAGE_BYTES + 16);  // tiles, then two barriers for each
 constexpr int STEP = 16 * TW;                            // window tokens of one step of a block
 // The token groups of a block merge their results in the memory of its tiles.
-constexpr int GATHERED_ROW = DV + 8, GATHERED = WARPS * GW * (GATHERED_ROW * 4 + 8);
-static_assert(TW == 1 || GATHERED <= STAGES * STAGE_BYTES, "room");
+constexpr int GATHERED_ROW = DV + 8, GATHERED = TW > 1 ? WARPS * GW * (GATHERED_ROW * 4 + 8) : 0;
+constexpr int TILE_BYTES = STAGES * STAGE_BYTES > GATHERED ? STAGES * STAGE_BYTES : GATHERED;
+constexpr int RING_BYTES = TILE_BYTES + STAGES * 16;  // tiles, then two barriers for each
 constexpr int LEFT = HB * VH * GW;  // rows of results of a segment
 constexpr float NEVER = -1e30f, HEADROOM = 8.f;
 // Many rows of a query in bytes have weights in bfloat16, which keeps their products with any scale of values in range.

@@ -233,7 +233,9 @@ def ring_bytes(flags: nvrtc.Flags) -> int:
     tokens = 32 * size["TW"]
     codes = (size["DK"] * size["BITS_K"] + size["DV"] * size["BITS_V"]) // 8
     rows = tokens * size["HB"] * (codes + 4 * (size["GK"] + size["GV"]))
-    return size["STAGES"] * (-(-rows // 128) * 128 + 16)
+    of_warp = -(-size["GROUP"] // size["VH"])
+    gathered = WARPS * of_warp * (4 * (size["DV"] + 8) + 8) if size["TW"] > 1 else 0
+    return max(size["STAGES"] * -(-rows // 128) * 128, gathered) + 16 * size["STAGES"]
 
 
 def exclusive_bytes(per_multiprocessor: int, resident: int) -> int:

@@ -14,7 +14,7 @@ struct Ring {
   u32 shared, stage, round;
   DEV explicit Ring(u32 shared) : shared(shared), stage(0), round(0) {}
   DEV u32 data() const { return shared + stage * STAGE_BYTES; }
-  DEV u32 full() const { return shared + STAGES * STAGE_BYTES + stage * 16; }
+  DEV u32 full() const { return shared + TILE_BYTES + stage * 16; }
   DEV u32 empty() const { return full() + 8; }
   DEV Ring plus(u32 tiles) const {
     Ring x = *this;
