@@ -387,7 +387,7 @@ def serve_latents_on_two(check: Check) -> str:
     if len(machine.visible()) < 2:
         raise NotTried("this machine has one GPU")
     both = replace(check, gpu=None)
-    return server_figures(both.zoo(*EVAL_LATENTS, "--", *both.engine_flags, "--tp-size=2"))
+    return server_figures(both.zoo(*EVAL_LATENTS, "--tp", "2", *both.engine))
 
 
 def bench_serve(check: Check) -> str:
