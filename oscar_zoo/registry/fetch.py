@@ -293,6 +293,7 @@ class PullJob:
             seen = self.trust.known.read().with_index(hub.name, 0, view.key)
             signature = None if stored is None else signature_of(stored, self.signing, seen)
             if stored and signature and self._will_do(signature):
+                stored = self.store.told(stored, **_said(offer, revision))
                 result = _present(stored, hub.name, signature, offer.warnings)
             else:
                 with self._at_pinned_commit(hub):
@@ -318,18 +319,8 @@ class PullJob:
             )
         if data is not None:
             files[SIGNATURE_NAME] = data
-        entry = offer.entry
-        made = entry.summary.measured if entry and entry.summary else None
-        artifact = self.store.put(
-            offer.id,
-            files,
-            source=offer.hub.name,
-            revision=revision,
-            level=verified.level,
-            warnings=verified.warnings,
-            accepted=entry.accepted if entry else (),
-            measured=Measured.best(entry.scores, made) if entry else None,
-        )
+        facts: Any = {"level": verified.level, "warnings": verified.warnings}
+        artifact = self.store.put(offer.id, files, **facts, **_said(offer, revision))
         return PullResult(
             artifact,
             False,
@@ -409,6 +400,14 @@ def _fetch(offer: ResolvedArtifact, file: HubFile, progress: Progress | None) ->
     seen = got if file.sha256 else f"{len(data)} bytes"
     what = f"{file.path} of {offer.id} on {offer.hub.title}"
     raise errors.DigestMismatchError.for_content(what, want=want, got=seen)
+
+
+def _said(offer: ResolvedArtifact, revision: str | None) -> dict[str, Any]:
+    """What a record has of the hub and of its index."""
+    said, entry = {"source": offer.hub.name, "revision": revision}, offer.entry
+    made = entry.summary.measured if entry and entry.summary else None
+    measured = Measured.best(entry.scores, made) if entry else None
+    return said | {"accepted": entry.accepted if entry else (), "measured": measured}
 
 
 def _present(
