@@ -166,9 +166,9 @@ class PullJob:
         any_copy = self.offline or self.prefer_installed
         here = self._installed(any_copy)
         if here is not None:
-            record = here.artifact.record
+            record, hub = here.artifact.record, self.pin.hub if self.pin else None
             self._pin_copy(record)
-            status = status_warnings(record, self.catalog, ask=not any_copy)
+            status = status_warnings(record, self.catalog, ask=not any_copy, hub=hub)
             return replace(here, warnings=(*status, *here.warnings))
         self.store.check_owner()  # before a hub is asked
         with durable.held(durable.STORE, shared=True, timeout=30, root=self.store.root):
@@ -180,7 +180,8 @@ class PullJob:
                     signature.require(what)
                 raise explained(error, self) from error.__cause__
         if self.pin is not None:  # a locked commit does not say what happened to it later
-            status = status_warnings(result.artifact.record, self.catalog, ask=True)
+            record, hub = result.artifact.record, self.pin.hub
+            status = status_warnings(record, self.catalog, ask=True, hub=hub)
             told = dict.fromkeys((*status, *result.warnings))
             result = replace(result, warnings=tuple(told))
         return replace(result, notes=notes)
@@ -293,7 +294,8 @@ class PullJob:
             seen = self.trust.known.read().with_index(hub.name, 0, view.key)
             signature = None if stored is None else signature_of(stored, self.signing, seen)
             if stored and signature and self._will_do(signature):
-                stored = self.store.told(stored, **_said(offer, revision))
+                if signature.state != "valid" or view.key == seen.key_of(stored.record.source):
+                    stored = self.store.told(stored, **_said(offer, revision))
                 result = _present(stored, hub.name, signature, offer.warnings)
             else:
                 with self._at_pinned_commit(hub):

@@ -174,8 +174,7 @@ class Store:
         )
         present = self._present(record)
         if present is not None:
-            said = {"revision": revision, "accepted": accepted, "measured": measured}
-            return self.told(present, source=source, **said)
+            return present
         try:
             with durable.storage_errors(f"cannot store {artifact} in {self.root}", cache=True):
                 self._add(record, files)
