@@ -62,9 +62,11 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def require(device: torch.device) -> None:
-    """Refuse a device on which Triton kernels cannot run."""
+def require(device: torch.device, dtype: torch.dtype | None = None) -> None:
+    """Refuse a device on which Triton kernels cannot run, at all or with rows of `dtype`."""
     reason = missing(device)
+    if dtype == torch.bfloat16 and interpreted():
+        reason = "its interpreter has no bfloat16; give rows and `allocate` dtype=torch.float32"
     if reason is not None:
         raise ValueError(f"the Triton path cannot run: {reason}")
 

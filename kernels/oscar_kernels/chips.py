@@ -13,7 +13,7 @@ LOWEST: Capability = (8, 0)
 WRITE: Capability = (9, 0)
 """What the write in CUDA C++ is for: `wgmma`, which no later chip has."""
 MEASURED: frozenset[Capability] = frozenset({(9, 0)})
-"""Chips on which tiles were tuned and everything was tested: H100 and H200."""
+"""Chips on which tiles were tuned and everything was tested, with the cards that `state` names."""
 RAN_ELSEWHERE: frozenset[Capability] = frozenset({(8, 0), (8, 6), (8, 9)})
 """Chips whose code `make gpu-check` runs on a later one; see `Target.as_older`."""
 
@@ -96,34 +96,35 @@ OLDER_CODE = "TRITON_OVERRIDE_ARCH"
 an A100 runs."""
 
 
-NOT_SUPPORTED = "not supported"
+def _chip(kilobytes: int, cards: str) -> Chip:
+    """A chip; each of its `cards` is a name and its GB, and `ecc` where `Card` says so."""
+    rows = (re.fullmatch("(.+) ([0-9]+)( ecc)?", one) for one in re.split(r",\s+", cards))
+    found = tuple(Card(row[1], int(row[2]), bool(row[3])) for row in rows if row)
+    return Chip(found, kilobytes << 10)
+
+
 CHIPS: dict[Capability, Chip] = {
-    (8, 0): Chip((Card("A100", 40), Card("A100", 80)), 163 << 10),
-    (8, 6): Chip(
-        (Card("A10", 24, ecc=True), Card("A10G", 24, ecc=True), Card("A40", 48, ecc=True),
-         Card("RTX A6000", 48), Card("RTX 3080", 10), Card("RTX 3080", 12), Card("RTX 3090", 24),
-         Card("RTX 3090 Ti", 24)),
-        99 << 10,
-    ),
-    (8, 9): Chip(
-        (Card("L4", 24, ecc=True), Card("L40", 48, ecc=True), Card("L40S", 48, ecc=True),
-         Card("RTX 6000 Ada", 48), Card("RTX 4080", 16), Card("RTX 4090", 24)),
-        99 << 10,
-    ),
-    (9, 0): Chip((Card("H100", 80), Card("H200", 141)), 227 << 10),
-    (10, 0): Chip((Card("B200", 180),), 227 << 10),
-    (12, 0): Chip(
-        (Card("RTX 5080", 16), Card("RTX 5090", 32), Card("RTX PRO 6000", 96)), 99 << 10
-    ),
+    (8, 0): _chip(163, "A100 40, A100 80, A800 40, A800 80"),
+    (8, 6): _chip(99, """A2 16 ecc, A10 24 ecc, A10G 24 ecc, A40 48 ecc, RTX A6000 48,
+        RTX 3060 12, RTX 3070 8, RTX 3080 10, RTX 3080 12, RTX 3090 24, RTX 3090 Ti 24"""),
+    (8, 9): _chip(99, """L4 24 ecc, L40 48 ecc, L40S 48 ecc, RTX 2000 Ada 16, RTX 4000 Ada 20,
+        RTX 4500 Ada 24, RTX 5000 Ada 32, RTX 6000 Ada 48, RTX 4060 8, RTX 4060 Ti 8,
+        RTX 4060 Ti 16, RTX 4070 12, RTX 4070 SUPER 12, RTX 4070 Ti 12, RTX 4070 Ti SUPER 16,
+        RTX 4080 16, RTX 4080 SUPER 16, RTX 4090 24"""),
+    (9, 0): _chip(227, "H100 80, H100 NVL 94, H200 141, H800 80, H20 96, GH200 96, GH200 144"),
+    (10, 0): _chip(227, "B200 180"),
+    (12, 0): _chip(99, """RTX 5060 Ti 8, RTX 5060 Ti 16, RTX 5070 12, RTX 5070 Ti 16, RTX 5080 16,
+        RTX 5090 32, RTX PRO 4000 24, RTX PRO 4500 32, RTX PRO 5000 48, RTX PRO 6000 96"""),
 }  # fmt: skip
+NOT_SUPPORTED = "not supported"
 OLDER = ("V100", "T4", "RTX 20", "P100", "P40", "GTX", "Titan", "RTX 8000")
 """How names of cards begin for which people ask, and that are below `LOWEST`."""
 OTHERS = ("MI1", "MI2", "MI3", "Radeon", "RX", "Arc", "Gaudi")
 """How names of other makers' GPUs begin."""
 _GB = re.compile(r"([0-9]+)\s*gi?b")
 _BESIDE = re.compile(
-    r"nvidia|geforce|tesla|rtx|sxm[0-9]?|pcie|hbm[0-9]?e?|blackwell|(workstation|server) edition"
-    r"|[^a-z0-9]"
+    r"nvidia|geforce|tesla|rtx|sxm[0-9]?|pcie|hbm[0-9]?e?|blackwell|generation"
+    r"|(workstation|server) edition|[^a-z0-9]"
 )
 """What a name of a card may have and lack."""
 
@@ -168,7 +169,7 @@ def state(capability: Capability) -> str:
     if path is None:
         return NOT_SUPPORTED
     if path.measured:
-        return "measured"
+        return "measured on H100 and H200"
     return "its code ran on another chip" if capability in RAN_ELSEWHERE else "compiled only"
 
 

@@ -156,10 +156,7 @@ def materialize_prefix(
 
 
 def cached_rows(
-    cache: LayerCache,
-    batch: BatchView,
-    request: int,
-    dtype: torch.dtype,
+    cache: LayerCache, batch: BatchView, request: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Transformed K and V of every cached position of one request, from the tier that holds it:
     `[n, H, Dk]` and `[n, H, Dv]` of `dtype`."""

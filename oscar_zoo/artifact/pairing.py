@@ -67,7 +67,8 @@ def roles(sides: Mapping[Role, PairSide], manifest: Manifest | None, *, strict: 
         tokens = {side.rotations.calibration.get("tokens") for side in sides.values()}
         warnings.append("pair.tokens" if len(tokens) > 1 else "pair.unproven")
     words = [f"{role.upper()} is {side.rotations.objective}" for role, side in sides.items()]
-    if manifest is not None and manifest.kind == "mla_latent":
+    bare = [side.path for side in sides.values() if "latent_rotation" in side.path]
+    if bare if manifest is None else manifest.kind == "mla_latent":
         words = [f"latents, keys and values at once, are {sides['k'].rotations.objective}"]
     return Finding(", ".join(words), tuple(warnings))
 

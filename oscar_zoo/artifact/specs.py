@@ -403,7 +403,7 @@ class Score(Spec):
         calibrated_on: whether the calibration saw questions of this set.
         baseline: the same with a BF16 cache, from the same run.
         paired: this score against `baseline`, question by question.
-        history: values that were claimed before, oldest first.
+        history: other values that were claimed, oldest claim first.
     """
 
     task: Text

@@ -334,7 +334,4 @@ def _implied(
         return np.asarray(product - added[..., None] * np.eye(product.shape[-1]))
 
     gram, hessian = recorded
-    return (
-        undamped(layer.partner, c2, gram),
-        undamped(layer.forward, 1 / (c2 * scale), hessian),
-    )
+    return (undamped(layer.partner, c2, gram), undamped(layer.forward, 1 / (c2 * scale), hessian))

@@ -11,6 +11,7 @@ import click
 
 from oscar_zoo.cli.options import Once
 from oscar_zoo.errors import UsageError
+from oscar_zoo.serving.params import ENGINES
 
 OURS = {
     "--host": "use --expose ADDRESS with --require-key",
@@ -29,14 +30,15 @@ class FlagsCommand(click.Command):
         """Parse; raises `UsageError` for a second word in front of `--`, which click would take for
         a flag, and for an option that may be a flag of its engine."""
         behind = len(args) - args.index("--") - 1 if "--" in args else 0
-        engine = "vLLM" if {"vllm", "--engine=vllm"} & {*args} else "SGLang"
+        named = [text for key, text in ENGINES.items() if {key, f"--engine={key}"} & {*args}]
+        engine = named[0] if named else None if self.name == "eval" else "SGLang"
         for param in self.get_params(ctx):
             if isinstance(param, OptionalChoice):
                 args = param.spelled_out(args)
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if not error.option_name.startswith("--"):
+            if engine is None or not error.option_name.startswith("--"):
                 raise
             name = error.option_name
             own = OURS.get(name) if engine == "SGLang" or name == "--host" else None

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 import click
 
 from oscar_zoo.errors import OFFLINE_OPTION, UsageError
-from oscar_zoo.serving.sizes import parse_memory as parse_memory
 
 _QUIET = "Print results and errors only."
 F = TypeVar("F", bound=Callable[..., Any])
@@ -102,7 +101,7 @@ def parse_bits(text: str | None) -> float | Literal["auto"] | None:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not 2 <= value < 16:
         hint = "use 2 or 4 for all codes, a budget such as 2.75, or auto"
-        raise UsageError(f"--bits {text!r} is not a number of bits.", hint=hint)
+        raise UsageError(f"--bits {text!r} is no number of bits from 2 to 16.", hint=hint)
     return value

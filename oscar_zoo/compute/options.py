@@ -20,6 +20,7 @@ from oscar_zoo.compute.params import ComputeParams
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.models.memory import Workload, check_device
+from oscar_zoo.serving.sizes import check_bits
 
 AUTO = "auto"
 """The method that fits all others and keeps the best."""
@@ -221,10 +222,4 @@ def check_wish(wish: WidthWish | None, recipe: ServingRecipe, model: ModelBlock)
     if wish is None or wish.bits is None or wish.bits == ALL_FOUR:
         return
     low, high = possible_bits(recipe, model)
-    if not low <= wish.bits <= high:
-        scales = "scales and rotary keys" if model.rotary_key else "scales"
-        raise UsageError(
-            f"--bits {wish.bits:g} is not possible with groups of {recipe.group_size}: codes of 2"
-            f" bits cost {low:g} with their {scales}, codes of 4 bits {high:g}.",
-            hint=f"use 2 or 4 for all codes, a budget from {low:g} to {high:g}, or auto",
-        )
+    check_bits(wish.bits, low, high, recipe.group_size, latents=bool(model.rotary_key))

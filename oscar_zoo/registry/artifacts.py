@@ -1,5 +1,4 @@
-"""An artifact that a use case works with: opened from a folder, the local store or a hub, and
-verified."""
+"""An artifact that a use case works with, verified: of a folder, the local store or a hub."""
 
 from __future__ import annotations
 

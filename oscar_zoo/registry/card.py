@@ -113,15 +113,14 @@ def is_front_damaged(card: bytes) -> bool:
 
 def _kept(rows: Sequence[Entry], taken: frozenset[str]) -> str:
     """The keys between the markers, without those that are `taken`."""
-    license_id = _license_of(rows)
-    known = license_id is not None and _SPDX.fullmatch(license_id) is not None
+    license_id = _license_of(rows) or ""
     ids = {row.model_id or "" for row in rows}
     models = sorted(filter(_REPO.fullmatch, ids))
     index = [entry for row in rows if (entry := _evaluations(row)) is not None]
     keys: dict[str, Any] = {
         "pipeline_tag": "text-generation",
         "library_name": "oscar-zoo",
-        "license": license_id.lower() if known and license_id else None,
+        "license": license_id.lower() if _SPDX.fullmatch(license_id) else None,
         "base_model": models,
         "tags": list(TAGS),
         "model-index": index,
@@ -168,11 +167,8 @@ def _result(row: Entry, score: Score) -> dict[str, Any]:
         if one.value is not None and abs(one.value) < 1e15
     ]
     name = f"{task}, {row.id.reference}"
-    return {
-        "task": {"type": "text-generation", "name": name},
-        "dataset": dataset,
-        "metrics": metrics,
-    }
+    asked = {"type": "text-generation", "name": name}
+    return {"task": asked, "dataset": dataset, "metrics": metrics}
 
 
 def _text(words: str) -> str:
@@ -275,9 +271,8 @@ def _row(cells: Sequence[str]) -> str:
 
 def _cells(row: Entry) -> list[str]:
     summary = row.summary
-    model = escape(row.model_id or row.id.model)
     return [
-        model,
+        escape(row.model_id or row.id.model),
         f"`{row.id.tag}`",
         escape(summary.method or _UNKNOWN),
         str(summary.format_version or _UNKNOWN),
@@ -294,10 +289,8 @@ def _measured(measured: Measured | None) -> str:
     if measured is None:
         return _UNKNOWN
     facts = {"perplexity": measured.perplexity_line, "recall": measured.recall_line}
-    return "; ".join(
-        escape(text)
-        for text in (*(f"{n} {line}" for n, line in facts.items() if line), measured.by)
-    )
+    lines = [f"{name} {line}" for name, line in facts.items() if line]
+    return "; ".join(map(escape, (*lines, measured.by)))
 
 
 def _score(score: Score) -> str:

@@ -113,6 +113,15 @@ class Catalog:
             and name.casefold() in {alias.casefold() for alias in manifest.registry.aliases}
         )
 
+    def kin(self, name: str) -> ModelRecipe | None:
+        """The recipe of a model on a hub most like `name`, of those with its first word."""
+        word = re.split("[^a-z]", name.casefold())[0]
+        begun = {
+            r.name: r for r in self._recipes if r.on_hub and r.name.casefold().startswith(word)
+        }
+        alike = (*self.close_matches(name), *begun)
+        return next((begun[one] for one in alike if one in begun and len(word) > 1), None)
+
     def close_matches(self, name: str, more: Iterable[str] = ()) -> tuple[str, ...]:
         """Model names like `name`, best first; `more` adds names a hub knows.
 

@@ -76,8 +76,7 @@ class Entry:
         return found
 
     def score(self, task: str) -> Score | None:
-        """The claim for `task`, or for a task whose name begins so; `None` where nobody reports a
-        value."""
+        """The claim for `task`, or for one whose name begins so; `None` where nobody has one."""
         begun = (score for name, score in self.claims.items() if name.casefold().startswith(task))
         return next(begun, None)
 

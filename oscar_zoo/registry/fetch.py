@@ -166,9 +166,9 @@ class PullJob:
         any_copy = self.offline or self.prefer_installed
         here = self._installed(any_copy)
         if here is not None:
-            record = here.artifact.record
+            record, hub = here.artifact.record, self.pin.hub if self.pin else None
             self._pin_copy(record)
-            status = status_warnings(record, self.catalog, ask=not any_copy)
+            status = status_warnings(record, self.catalog, ask=not any_copy, hub=hub)
             return replace(here, warnings=(*status, *here.warnings))
         self.store.check_owner()  # before a hub is asked
         with durable.held(durable.STORE, shared=True, timeout=30, root=self.store.root):
@@ -180,7 +180,8 @@ class PullJob:
                     signature.require(what)
                 raise explained(error, self) from error.__cause__
         if self.pin is not None:  # a locked commit does not say what happened to it later
-            status = status_warnings(result.artifact.record, self.catalog, ask=True)
+            record, hub = result.artifact.record, self.pin.hub
+            status = status_warnings(record, self.catalog, ask=True, hub=hub)
             told = dict.fromkeys((*status, *result.warnings))
             result = replace(result, warnings=tuple(told))
         return replace(result, notes=notes)
@@ -293,6 +294,8 @@ class PullJob:
             seen = self.trust.known.read().with_index(hub.name, 0, view.key)
             signature = None if stored is None else signature_of(stored, self.signing, seen)
             if stored and signature and self._will_do(signature):
+                if signature.state != "valid" or view.key == seen.key_of(stored.record.source):
+                    stored = self.store.told(stored, **_said(offer, revision))
                 result = _present(stored, hub.name, signature, offer.warnings)
             else:
                 with self._at_pinned_commit(hub):
@@ -318,18 +321,8 @@ class PullJob:
             )
         if data is not None:
             files[SIGNATURE_NAME] = data
-        entry = offer.entry
-        made = entry.summary.measured if entry and entry.summary else None
-        artifact = self.store.put(
-            offer.id,
-            files,
-            source=offer.hub.name,
-            revision=revision,
-            level=verified.level,
-            warnings=verified.warnings,
-            accepted=entry.accepted if entry else (),
-            measured=Measured.best(entry.scores, made) if entry else None,
-        )
+        facts: Any = {"level": verified.level, "warnings": verified.warnings}
+        artifact = self.store.put(offer.id, files, **facts, **_said(offer, revision))
         return PullResult(
             artifact,
             False,
@@ -409,6 +402,14 @@ def _fetch(offer: ResolvedArtifact, file: HubFile, progress: Progress | None) ->
     seen = got if file.sha256 else f"{len(data)} bytes"
     what = f"{file.path} of {offer.id} on {offer.hub.title}"
     raise errors.DigestMismatchError.for_content(what, want=want, got=seen)
+
+
+def _said(offer: ResolvedArtifact, revision: str | None) -> dict[str, Any]:
+    """What a record has of the hub and of its index."""
+    said, entry = {"source": offer.hub.name, "revision": revision}, offer.entry
+    made = entry.summary.measured if entry and entry.summary else None
+    measured = Measured.best(entry.scores, made) if entry else None
+    return said | {"accepted": entry.accepted if entry else (), "measured": measured}
 
 
 def _present(

@@ -133,11 +133,11 @@ def _indexes() -> Iterator[Index]:
 
 
 def status_warnings(
-    record: Record, catalog: Catalog | None = None, *, ask: bool = False
+    record: Record, catalog: Catalog | None = None, *, ask: bool = False, hub: str | None = None
 ) -> tuple[str, ...]:
-    """Sentences where `record` was yanked or deprecated, or is poor. `ask` allows to ask a remote
-    hub."""
-    status = _warnings(record.id, record.digest, record.source, catalog, ask=ask)
+    """Sentences where `record` was yanked or deprecated on `hub`, by default its own, or is poor.
+    `ask` allows to ask a remote hub."""
+    status = _warnings(record.id, record.digest, hub or record.source, catalog, ask=ask)
     return (*status, *quality_warnings(record))
 
 

@@ -43,12 +43,17 @@ def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[errors.OscarZooError]
 def unknown_name(
     name: str, unreachable: Sequence[errors.OscarZooError], close: Sequence[str]
 ) -> errors.OscarZooError:
-    """The error for a name that no hub has which answered; `close` are names like it, best
-    first."""
+    """The error for a name that no hub that answered has; `close` are names like it, best first."""
     silent = [error.message for error in unreachable if isinstance(error, errors.NetworkError)]
     if silent:
         return errors.HubUnreachable.for_unknown(name, silent, close)
-    return errors.ArtifactNotFound.for_name(name, close)
+    error, kin = errors.ArtifactNotFound.for_name(name, close), Catalog.packaged().kin(name)
+    if kin is not None and not {*"/:@"} & {*name}:
+        full = f"{kin.hf_id.partition('/')[0]}/{name}"
+        pull = f"if Hugging Face has {full}: oscar-zoo pull {full} --compute"
+        error.next_step = None
+        error.advice = f"what works for a model like it: oscar-zoo info {kin.name}; {pull}"
+    return error
 
 
 def _attempt(hub: Hub) -> HubView | errors.OscarZooError:

@@ -103,11 +103,9 @@ class Measured(Spec):
 
     @classmethod
     def best(cls, scores: Sequence[Score], made: Self | None) -> Self | None:
-        """The figures among the scores, or those of the manifest, `made`, where these say more."""
-        attached = cls.of_scores(scores)
-        if attached is None or made is None:
-            return attached or made
-        return made if made._says > attached._says else attached
+        """The figures of the scores, or `made` of the manifest: what says more, of more tokens."""
+        found = filter(None, (cls.of_scores(scores), made))
+        return max(found, key=lambda one: (one._says, one.tokens or 0), default=None)
 
     @property
     def is_poor(self) -> bool:

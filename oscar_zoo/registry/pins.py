@@ -93,8 +93,7 @@ class Pins(Document):
         return self.keys.get(hub) or next(found, None)
 
     def with_pin(self, pin: Pin) -> Pins:
-        """These pins and `pin`; an older one of the same id goes, unless it is of the same
-        bytes."""
+        """These pins and `pin`; an older one of the same id goes, unless it has the same bytes."""
         old = self.pin(pin.artifact_id)
         if old is not None and old.same_bytes(pin.digest, pin.manifest_sha256):
             return self
@@ -157,8 +156,7 @@ class PinFile:
         return found.seen_from(self.path.parent, absolute=True) if is_lock else found
 
     def update(self, change: Callable[[Pins], Pins]) -> None:
-        """Replace the file by what `change` makes of it; nothing is written when that is the
-        same."""
+        """Replace the file by what `change` makes of it, if that is something else."""
         with (
             durable.storage_errors(f"cannot write {self.path}"),
             durable.held(str(self.path), timeout=30),

@@ -208,13 +208,8 @@ def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
     imported = made.manifest.provenance.kind == "imported"
     made = replace(made, accepted=_checked_quality(made, params, measure, imported=imported))
     made = (made if key is None else made.signed(key)).with_report(folder, observer)
-    write = partial(
-        publish_on,
-        made=made,
-        create=params.create,
-        propose=params.create_pr,
-        dry_run=params.dry_run,
-    )
+    how: Any = {"create": params.create, "propose": params.create_pr, "dry_run": params.dry_run}
+    write = partial(publish_on, made=made, **how)
     done, error = changes.write_to_each(hubs, write, "Publishing to", observer)
     asked = any(one.task.startswith("gpqa") and one.reporter == "measured" for one in made.scores)
     could_answer = not (asked or imported or made.accepted)
@@ -261,10 +256,8 @@ def _verify(
     if outcome.warnings and not allow_warnings:
         raise UsageError(
             f"{name} passes every check, with warnings: {', '.join(outcome.warnings)}.",
-            hint=(
-                f"oscar-zoo verify --strict {quote(name)} explains them; "
-                "to publish it anyway: --allow-warnings"
-            ),
+            hint=f"oscar-zoo verify --strict {quote(name)} explains them; to publish it anyway:"
+            " --allow-warnings",
         )
     return outcome
 
@@ -307,10 +300,8 @@ def _checked_quality(
             raise UsageError(
                 f"the perplexity of {name} is {max(rises):.1f} % above BF16, more than"
                 f" {POOR_PERCENT:g} %.",
-                hint=(
-                    "let oscar-zoo compute choose the method, with more text; to publish it anyway:"
-                    " --allow-poor, which the index will say"
-                ),
+                hint="let oscar-zoo compute choose the method, with more text; to publish it"
+                " anyway: --allow-poor, which the index will say",
             )
         accepted.append("poor")
     return tuple(accepted)

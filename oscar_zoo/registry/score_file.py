@@ -3,7 +3,8 @@ to say, how they are added, and the score file `oscar-zoo.scores/1`.
 
 A measured score is believed because somebody else can repeat it. So it names the questions, the
 runs, the tools, the settings and the bytes, and its standard error follows from the rest. Nothing
-that was claimed once is lost: an earlier value goes to the history of the later one.
+that was claimed once is lost: what was measured with the most tokens or answers stands, else the
+latest value, and the other goes to its history.
 """
 
 from __future__ import annotations
@@ -20,11 +21,7 @@ from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.specs import Digest, Document, HistoryEntry, Score, Text
-from oscar_zoo.errors import (
-    DigestMismatchError,
-    PathNotFound,
-    UsageError,
-)
+from oscar_zoo.errors import DigestMismatchError, PathNotFound, UsageError
 
 PERPLEXITY, RECALL = "perplexity", "recall"
 FORCED: Final = (PERPLEXITY, RECALL)
@@ -43,6 +40,10 @@ Key = tuple[str, str, str, tuple[tuple[str, str], ...], str, str | None]
 def key(score: Score) -> Key:
     changes = tuple(sorted(score.recipe_changes.items()))
     return score.task, score.metric, score.kv_dtype, changes, score.reporter, score.who
+
+
+def values(score: Score) -> tuple[float | None, ...]:
+    return score.value, *(entry.value for entry in score.history)
 
 
 def is_lower_better(score: Score) -> bool:
@@ -130,8 +131,7 @@ _REPORTERS = {"measured": 0, "third_party": 1, "upstream": 2}
 
 
 def merged(there: Sequence[Score], more: Iterable[Score]) -> tuple[Score, ...]:
-    """`there` with `more` added, in the order of `in_order`; `there` itself where nothing is
-    new."""
+    """`there` with `more` added, as `in_order` has them; `there` itself where nothing is new."""
     found = {key(score): score for score in there}
     for score in more:
         before = found.get(key(score))
@@ -152,14 +152,27 @@ def joined(first: Sequence[Score], second: Iterable[Score]) -> tuple[Score, ...]
 
 
 def _after(before: Score, score: Score) -> Score:
-    if _claims(before) == _claims(score):
-        return before
-    ended = before.history
-    if before.value is not None:
-        source = _source(before)
-        ended += (HistoryEntry(value=before.value, source=source, date=before.date),)
-    new = [entry for entry in score.history if entry not in ended]
-    return score.model_copy(update={"history": (*ended, *new)})
+    same = _claims(before) == _claims(score)
+    stays = same or _asked(before, score) > _asked(score, before)
+    ended = before.history if stays else before.history + _entry(before)
+    new = score.history + (_entry(score) if stays and not same else ())
+    ended += tuple(entry for entry in new if entry not in ended)
+    return (before if stays else score).model_copy(update={"history": ended})
+
+
+def _asked(score: Score, other: Score) -> int:
+    """Tokens or answers of a measurement of the same bytes in the same engine as `other`."""
+    same = [(one.artifact_digest, one.engine and one.engine.name) for one in (score, other)]
+    if score.reporter != "measured" or same[0] != same[1]:
+        return 0
+    if score.task in FORCED:
+        return score.tokens.prompt if score.tokens else 0
+    return (score.n or 0) * (score.repeats or 1)
+
+
+def _entry(score: Score) -> tuple[HistoryEntry, ...]:
+    value, source = score.value, _source(score)
+    return () if value is None else (HistoryEntry(value=value, source=source, date=score.date),)
 
 
 def _claims(score: Score) -> Score:

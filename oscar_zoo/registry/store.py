@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
@@ -184,6 +184,14 @@ class Store:
                 self._drop_blobs(digests)
             raise
         return self.open(digest, artifact)
+
+    def told(self, stored: StoredArtifact, **said: Any) -> StoredArtifact:
+        """The same entry, with what the hub that offered it last `said`, its `source` above all."""
+        record = stored.record.model_copy(update=said)
+        if record != stored.record:
+            with durable.storage_errors(f"cannot write {record.path}", cache=True):
+                durable.replace_file(record.path / RECORD_NAME, record.to_bytes(), mode=0o444)
+        return replace(stored, record=record)
 
     def open(self, digest: str, artifact: ArtifactId | None = None) -> StoredArtifact:
         """An entry, every file hashed again: that of `artifact`, or the first of the digest."""

@@ -378,8 +378,7 @@ class ComputeWish:
 
 
 def computing(choice: ModelChoice, sources: Sources, *, offline: bool = False) -> Compute:
-    """The next step for a command that does not compute: an artifact under the name it looks
-    for."""
+    """The next step where nothing is computed: an artifact under the name that is looked for."""
     words = option_words(PullParams(hubs=sources.named, compute=True, offline=offline))
     return Compute(choice.name, command_line(["pull", choice.source, *words]))
 

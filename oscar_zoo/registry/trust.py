@@ -145,9 +145,7 @@ def _broken(
         want, got = promise.manifest_sha256 or "no file", manifest_sha256 or "no file"
         what = f"{FILE_NAME} of {artifact}"
     said = f"{what} changed: {want} by {promise.by}, {hub} now offers {got}."
-    hint = (
-        "versions never change; ask the publisher, or accept the new bytes with --accept-new-digest"
-    )
+    hint = "versions never change; ask the publisher, or accept them with --accept-new-digest"
     if promise.final:
         said = f"{what} is {want} by {promise.by}; {hub} offers {got}."
         hint = "do not use it; tell the owner of the hub"

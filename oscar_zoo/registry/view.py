@@ -56,8 +56,7 @@ class ResolvedArtifact:
 
     @property
     def packaged(self) -> Manifest | None:
-        """The manifest shipped with this package; its checksums, where known, are what we
-        expect."""
+        """The manifest shipped with this package; its checksums, where known, are promises."""
         return self.view.catalog.manifest(self.id)
 
     @property

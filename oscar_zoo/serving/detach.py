@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import time
@@ -71,7 +72,9 @@ def start_detached(
         observer.begin((), timed=False)
         error = json.loads(said).get("error")
         if error is not None:
-            return Refused(error["code"], error["message"], error["hint"], child.wait())
+            same = f"oscar-zoo {shlex.join(arguments[:2])} "  # without --detach in the child
+            hint = error["hint"] and error["hint"].replace(same, f"{same}--detach ")
+            return Refused(error["code"], error["message"], hint, child.wait())
         return TypeAdapter(ReadyServer).validate_json(said)
 
 

@@ -32,12 +32,7 @@ from oscar_kernels.chips import CHIPS, LOWEST, cards_by_state, kernel_path, stat
 from oscar_zoo import paths
 from oscar_zoo.artifact.outcome import HIDDEN, State, says
 from oscar_zoo.engines.requirements import SERIES, vllm_version
-from oscar_zoo.engines.sglang.compat.releases import (
-    BEYOND,
-    FIRST,
-    installed_from,
-    sglang_version,
-)
+from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST, installed_from, sglang_version
 from oscar_zoo.engines.sglang.launch.preflight import HOST_SHARE
 from oscar_zoo.engines.sglang.refusals import SALTED
 from oscar_zoo.errors import HubTimeout, MissingDependency, NetworkError, OscarZooError, UsageError

@@ -52,7 +52,7 @@ from oscar_zoo.serving.memory import (
     needs_of_recipe,
 )
 from oscar_zoo.serving.params import Engine, FitGpuParams
-from oscar_zoo.serving.sizes import given_gpu, parse_memory
+from oscar_zoo.serving.sizes import check_bits, given_gpu, parse_memory
 from oscar_zoo.verb import python_call
 
 CONVERSATION = 32768  # tokens of one in the host's memory
@@ -102,12 +102,13 @@ class FittingCache:
         cls, planner: Planner, left: int, context: int, requests: int, limit: int | None
     ) -> FittingCache:
         """What fits into `left` bytes; a model takes requests of `limit` tokens, where known."""
-        cache = planner.cache
+        cache, longer = planner.cache, limit is not None and context > limit
         pools, many = planner.divide(left, requests), planner.requests(left, context)
         most, most_many = pools, many
         if planner.uncertain:
             best = replace(planner, least=False)  # what nobody knows counts as nothing
             most, most_many = best.divide(left, requests), best.requests(left, context)
+        many, most_many = (0, 0) if longer else (many, most_many)
         return cls(
             cache,
             pools,
@@ -165,6 +166,10 @@ class FitReport:
     estimate: Literal[True] = True
     schema: Literal["oscar-zoo.fit-gpu/1"] = "oscar-zoo.fit-gpu/1"
 
+    @property
+    def too_long(self) -> bool:
+        return self.longest is not None and self.context > self.longest
+
     def of_kind(self, kind: str) -> FittingCache:
         return next(one for one in self.caches if one.kind == kind)
 
@@ -212,7 +217,6 @@ def run(params: FitGpuParams) -> FitReport:
         check_built(name, needs.geometry, others=others, why=why)
     check_heads(name, needs.geometry, Layout(tp=gpus), option="--tp {}")
     context = params.context or min(CONTEXT, needs.longest or CONTEXT)
-    limit = None if needs.longest is None else max(needs.longest, context)
     try:
         needs = replace(needs, serving=recipe_of_bits(needs, params.bits))
         if needs.geometry.rotary_key and (widths := needs.serving.widths) and 4 in widths.k.bits:
@@ -221,7 +225,7 @@ def run(params: FitGpuParams) -> FitReport:
         for number in range(1, needs.geometry.num_q_heads + 1):
             if splits(needs.geometry, number):
                 room, usual, kinds = gpu_share(needs, memory, weights.nbytes, number, rules.usable)
-                given = room, context, params.requests or usual, limit
+                given = room, context, params.requests or usual, needs.longest
                 shared[number] = room, usual, tuple(FittingCache.of(one, *given) for one in kinds)
     except UsageError:
         raise
@@ -231,9 +235,7 @@ def run(params: FitGpuParams) -> FitReport:
             hint="serve it with SGLang alone",
         ) from None
     holding = {n: _holds(found[-1], params.requests, context) for n, (*_, found) in shared.items()}
-    # more memory does not make a model take longer requests
-    possible = needs.longest is None or context <= needs.longest
-    enough = [number for number in shared if possible and holding[number] is not False]
+    enough = [number for number in shared if holding[number] is not False]
     room, usual, caches = shared[gpus]
     host = _host_tokens(params, name, needs, caches[-1].token_bytes, gpus)
     conversation = gpus * (CONVERSATION * caches[-1].token_bytes + caches[-1].sink_bytes // 2)
@@ -379,13 +381,7 @@ def recipe_of_bits(needs: Needs, bits: float | Literal["auto"] | None) -> Servin
 
     if bits in (2, 4):
         return raised(0 if bits == 2 else sides)
-    low, high = cost(0), cost(sides)
-    if not low <= bits <= high:
-        raise UsageError(
-            f"--bits {bits:g} is not possible with groups of {recipe.group_size}: codes of 2 bits"
-            f" cost {low:g} with their scales, codes of 4 bits {high:g}.",
-            hint=f"use 2 or 4 for all codes, or a budget from {low:g} to {high:g}",
-        )
+    check_bits(bits, cost(0), cost(sides), recipe.group_size, latents=bool(geometry.rotary_key))
     return raised(bisect_right(range(sides + 1), bits, key=cost) - 1)
 
 
@@ -403,8 +399,8 @@ def _widths(geometry: Geometry, number: int) -> Widths:
 def _holds(int2: FittingCache, requests: int | None, context: int) -> bool | None:
     """Whether INT2 holds so many requests; `requests=None` means one beside what `serve` reserves.
     The answer is `None` where nobody knows."""
-    if requests is not None:
-        return _between(int2.requests, int2.most_requests, requests)
+    if requests is not None or int2.most_requests == 0:
+        return _between(int2.requests, int2.most_requests, requests or 1)
     return _between(int2.tokens, int2.most_tokens, context)
 
 

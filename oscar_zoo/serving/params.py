@@ -144,10 +144,9 @@ class ServeParams:
             kind="oscar_zoo.cli.engine_flags:OptionalChoice",
         ),
     ] = None
-    engine: Annotated[
-        Engine,
-        Opt("What serves it; flags behind -- are its own.", shown=True),
-    ] = "sglang"
+    engine: Annotated[Engine, Opt("What serves it; flags behind -- are its own.", shown=True)] = (
+        "sglang"
+    )
     timeout: Annotated[
         float, Opt("How long to wait until it is ready.", metavar="SECONDS", least=1, shown=True)
     ] = 1800
@@ -386,7 +385,7 @@ class FitGpuParams:
     memory: Annotated[
         int | str | None,
         Opt(
-            "Memory of one GPU, such as 24GiB; 24 and 24GB are the same, as GPUs are sold.",
+            "Memory of one GPU, such as 24GiB; 24 and 24GB mean the same, and 4090 its card.",
             metavar="SIZE",
             flag="--memory --gpu-memory",
         ),
@@ -418,8 +417,7 @@ class FitGpuParams:
         ),
     ] = None
     host_cache: Annotated[
-        str | None,
-        Opt("Also say what so much host memory holds, as of serve.", metavar="SIZE"),
+        str | None, Opt("Also say what so much host memory holds, as of serve.", metavar="SIZE")
     ] = None
     gpus: Annotated[
         int | None,

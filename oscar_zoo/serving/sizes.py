@@ -1,24 +1,16 @@
-"""Sizes of memory and names of GPUs, as people write them. Imports nothing heavy."""
+"""Sizes of memory, names of GPUs and bits, as people write them. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import math
 import re
 
 from oscar_zoo.errors import UsageError
 
 
-def parse_memory(text: str, option: str = "--gpu-memory") -> int:
+def parse_memory(text: str, option: str, step: int = 1 << 10) -> int:
     """The bytes of a GPU that `24`, `24GB` or `24GiB` mean: all three GiB, as what is sold as 24 GB
     has them; raises `UsageError`, which names `option`."""
-    return _bytes(text, option, 1 << 10)
-
-
-def parse_weights(text: str, option: str = "--weights") -> int:
-    """The bytes of files that `16` (GB), `16GB` or `15GiB` mean; raises as `parse_memory`."""
-    return _bytes(text, option, 1000)
-
-
-def _bytes(text: str, option: str, step: int) -> int:
     units = {None: step**3, "g": step**3, "gi": 1 << 30, "m": step**2, "mi": 1 << 20}
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(?:([gm]i?)b?)?", text.strip().lower())
     if match is None or float(match[1]) == 0:
@@ -26,15 +18,19 @@ def _bytes(text: str, option: str, step: int) -> int:
     return round(float(match[1]) * units[match[2]])
 
 
+def parse_weights(text: str) -> int:
+    """The bytes of files that `16` (GB), `16GB` or `15GiB` mean; raises as `parse_memory`."""
+    return parse_memory(text, "--weights", 1000)
+
+
 def given_gpu(
     memory: int | str | None, gpu: str | None, gpus: int | None
 ) -> tuple[int, str, int | None]:
     """What exactly one of `--memory` and `--gpu` says, and `--tp` or a name such as `2xH100`: bytes
     of one GPU, how they were read in words, and how many GPUs, where that is said."""
-    if isinstance(memory, int) and gpu is None:
-        return memory, "as given", gpus
-    if isinstance(memory, str) and gpu is None:
-        return parse_memory(memory, "--memory"), _read_as(memory), gpus
+    if memory is not None and gpu is None:
+        said = _card(memory, "--memory") if isinstance(memory, str) else (memory, "as given")
+        return *said, gpus
     if gpu is None or memory is not None:
         raise UsageError(
             "--memory and --gpu exclude each other." if gpu else "give one of --memory and --gpu.",
@@ -56,13 +52,15 @@ _SIZE = re.compile(r"[0-9.]+\s*(?P<unit>[MG]i?B?)?", re.IGNORECASE)
 _COUNTED = re.compile(
     r"\s*(?:([0-9]{1,3})(?:\s*[x×*]\s*|\s+))?(.*?)(?:\s*[x×*]\s*([0-9]{1,3}))?\s*", re.IGNORECASE
 )
-
-
 _LARGEST = 1 << 40
 """Bytes of a GPU: a larger number is a name."""
 
 
-def _card(name: str) -> tuple[int, str]:
+def gpu_bytes(text: str) -> int:
+    return _card(text, "--gpu-memory")[0]
+
+
+def _card(name: str, option: str = "--gpu") -> tuple[int, str]:
     """Bytes of the GPU called `name`, or of one that has so much, and what it is; raises
     `UsageError`."""
     import difflib
@@ -72,16 +70,15 @@ def _card(name: str) -> tuple[int, str]:
     found = cards_named(name)
     if len(found) == 1:
         ((capability, card),) = found
-        size = f"{card.memory / (1 << 30):g} GiB"
-        chip = "sm_{}{}".format(*capability)
-        return card.memory, f"{card.name}: {size}, {chip}, {state(capability)}"
+        chip = "{:g} GiB, sm_{}{}".format(card.memory / (1 << 30), *capability)
+        return card.memory, f"{card.name}: {chip}, {state(capability)}"
     if found:
         raise UsageError(
             f"{name!r} has several sizes of memory.",
             suggestions=[f"{card.name} {card.sold}GB" for _, card in found],
         )
-    if _SIZE.fullmatch(name) and parse_memory(name, "--gpu") <= _LARGEST:
-        return parse_memory(name, "--gpu"), _read_as(name)
+    if _SIZE.fullmatch(name.strip()) and parse_memory(name, option) <= _LARGEST:
+        return parse_memory(name, option), _read_as(name)
     least = ".".join(map(str, LOWEST))
     if is_unsupported(name):
         raise UsageError(
@@ -89,14 +86,13 @@ def _card(name: str) -> tuple[int, str]:
             f" {least} or later.",
             hint="which GPUs work: oscar-zoo doctor",
         )
-    names = {one.lower(): one for chip in CHIPS.values() for one in chip.names}
+    names = {one.lower().removeprefix("rtx "): one for c in CHIPS.values() for one in c.names}
     close = [names[key] for key in difflib.get_close_matches(name.lower(), names)]
-    known = "" if close else f"known are {', '.join(names.values())}; "
     raise UsageError(
         f"no GPU is known as {name!r}.",
         suggestions=close,
-        hint=f"{known}for another one of compute capability {least} or later give its memory,"
-        " such as --gpu 24GB",
+        hint="which are known: oscar-zoo doctor --json; for another one of compute capability"
+        f" {least} or later give its memory, such as {option} 24GiB",
     )
 
 
@@ -105,3 +101,15 @@ def _read_as(size: str) -> str:
     if "I" in unit:
         return "as given"
     return f"{number} {unit or 'GB'} of a card is read as {number} {(unit or 'G')[0]}iB"
+
+
+def check_bits(bits: float, low: float, high: float, group_size: int, *, latents: bool) -> None:
+    """Refuse a budget that is not between what codes of 2 and of 4 bits cost."""
+    if not low <= bits <= high:
+        scales = "scales and rotary keys" if latents else "scales"
+        low, high = math.ceil(round(100 * low, 6)) / 100, math.floor(round(100 * high, 6)) / 100
+        raise UsageError(
+            f"--bits {bits:g} is not possible with groups of {group_size}: codes of 2 bits cost"
+            f" {low:g} with their {scales}, codes of 4 bits {high:g}.",
+            hint=f"use 2 or 4 for all codes, or a budget from {low:g} to {high:g}",
+        )

@@ -25,7 +25,7 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.lookup import known_entries, look, unknown_name
 from oscar_zoo.registry.recipe import ModelRecipe
-from oscar_zoo.registry.score_file import key
+from oscar_zoo.registry.score_file import key, values
 from oscar_zoo.registry.signatures import NOT_SIGNED, signature_of
 from oscar_zoo.registry.store import Record, Store, StoredArtifact
 from oscar_zoo.registry.verify import check_one, existing_path
@@ -288,8 +288,7 @@ def _measured(
     scores: Mapping[str, tuple[Score, ...]],
     records: Sequence[Record],
 ) -> dict[str, Measured | None]:
-    """Perplexity and recall of each artifact, by id: as `eval` measured them last, or when it was
-    made."""
+    """Perplexity and recall of each artifact, by id: of `eval`, or of when it was made."""
     known, best = {str(record.id): record.measured for record in records}, measured.Measured.best
     made = {one.id: measured.Measured.of(one) or known.get(one.id) for one in manifests}
     return {name: best(scores.get(name, ()), one) for name, one in made.items()}
@@ -398,8 +397,8 @@ def run_scores(params: ScoresParams, observer: Observer = SILENT) -> ScoresRepor
             place, path = path_text(target.path), score_file.in_folder(target.path)
             warnings = found.warnings
         elif (file := score_file.read(path)) is not None:
-            said = {key(score): score.value for score in published}
-            own = tuple(one for one in file.scores if said.get(key(one)) != one.value)
+            said = {(key(score), value) for score in published for value in values(score)}
+            own = tuple(s for s in file.scores if {(key(s), v) for v in values(s)} - said)
         at_pull = record.measured if record else None
         told = (made.get(name), at_pull, published, own, path, warnings)
         artifacts.append(KnownScores(name, place, *told))

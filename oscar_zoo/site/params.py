@@ -213,9 +213,9 @@ class InfoParams(Asked):
     gpu_memory: Annotated[
         int | None,
         Opt(
-            "Say what fits on a GPU of this size, such as 24GiB.",
+            "Say what fits on a GPU of this size or name, such as 24GiB or 4090.",
             "SIZE",
-            read="oscar_zoo.cli.options:parse_memory",
+            read="oscar_zoo.serving.sizes:gpu_bytes",
         ),
     ] = None
 
@@ -252,7 +252,8 @@ class AddScoresParams(WritingParams):
     """Attach the records of a score file to a version of a hub.
 
     FILE is what oscar-zoo eval writes, and must be about exactly these bytes. Only the hub's index
-    and card change. A value that is there already is kept in the history of the new one.
+    and card change. What was measured with the most tokens or answers stands, else the
+    latest value, and its history keeps the others.
 
     \b
     Examples:

@@ -124,8 +124,8 @@ def deprecate(
 def add_scores(
     name: str, file: str | Path, *, hub: str | None = None, propose: bool = False
 ) -> ScoredVersion:
-    """Attach the scores of a score file to exactly one published version, `NAME:TAG`. A value that
-    is there already goes to the history of the new one.
+    """Attach the scores of a score file to exactly one published version, `NAME:TAG`. What
+    was measured with the most tokens or answers stands, and its history keeps the others.
 
     Args:
         name: the version; its digest must be that of the file.

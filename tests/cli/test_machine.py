@@ -478,7 +478,7 @@ def test_the_path_of_the_kernels_is_that_of_the_gpu(
     assert words in row["detail"] and (row["next"] is None) == (state == "ok")
     known = [(one["name"], one["state"]) for one in row["known_gpus"]]
     assert ("RTX 4090", "its code ran on another chip") in known
-    assert [name for name, one in known if one == "measured"] == ["H100", "H200"]
+    assert ("H200", "measured on H100 and H200") in known
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])

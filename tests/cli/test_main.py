@@ -160,7 +160,6 @@ def test_words_of_other_programs(typed: str, ours: str, capsys: pytest.CaptureFi
 def test_no_command_prints_the_help(cli: Cli) -> None:
     assert cli(2) == "" and cli.err.startswith("Usage: oscar-zoo")
     assert all(name in cli.err for name in main.COMMANDS)
-    assert "--help" in cli.refused(2, "pull", "--hub")
 
 
 def test_an_error_of_a_fresh_process(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tiny_artifacts import artifact_files, write_folder
 import oscar_zoo
 from oscar_zoo import build_site
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.specs import Score
+from oscar_zoo.artifact.specs import Score, TokenCounts
 from oscar_zoo.errors import ScoreNotFound, UsageError
 from oscar_zoo.registry import score_file
 from oscar_zoo.registry.changes import Version
@@ -66,7 +66,7 @@ def test_add_attaches_and_scores_shows_with_history(cli: Cli, hub: str, tmp_path
     assert lines[0] == NAME
     assert "BF16 9.468, INT2 9.553" in lines[1] and "when it was made" in lines[1]
     assert "INT2 57.00 ± 2.50; measured, 2 runs, n 198" in lines[3]
-    assert "11.0 % of the answers cut" in lines[3] and "earlier 55.00 (lm-eval" in lines[3]
+    assert "11.0 % of the answers cut" in lines[3] and "also 55.00 (lm-eval" in lines[3]
     assert "INT2 55.56; reported by upstream, runs not reported" in lines[4]
     assert cli(0, "scores", "show", NAME, "--hub", hub).splitlines() == lines
 
@@ -139,7 +139,10 @@ def test_publish_takes_scores_along(cli: Cli, folder: Path, tmp_path: Path) -> N
 
 
 def test_perplexity_of_eval_is_what_listings_show(cli: Cli, hub: str, tmp_path: Path) -> None:
-    assert "+0.90 %" in cli(0, "list", "--hub", hub)
+    short = {"digest": DIGEST, "tokens": TokenCounts(prompt=2048, completion=0)}
+    small = [figure("perplexity", 10.0, 20.0, **short), figure("recall", 99.0, 9.0, **short)]
+    cli(0, "scores", "add", NAME, record(tmp_path / "f.json", *small), "--hub", hub)
+    assert listed(cli, hub)["measured"]["perplexity"] == 9.553, "of 4,096 tokens, when it was made"
     scores = (
         figure("perplexity", 10.0, 10.2, digest=DIGEST),
         figure("recall", 99.0, 97.5, digest=DIGEST),
@@ -163,6 +166,13 @@ def test_records_of_this_machine_are_shown_until_they_are_published(
     assert cli.err == f"Next: oscar-zoo scores add {NAME} {path}\n"
     cli(0, "scores", "add", NAME, path, "--hub", hub)
     assert "not published" not in cli(0, "scores", NAME, "--hub", hub)
+    score_file.keep(path, ScoreFile.of(HARD, DIGEST, (gpqa(DIGEST, n=9, value=40.0, stderr=16.0),)))
+    for own in (1, 0):
+        (known,) = cli.json(0, "scores", NAME, "--hub", hub)["artifacts"]
+        assert len(known["not_published"]) == own
+        cli(0, "scores", "add", NAME, path, "--hub", hub)
+    assert [one["value"] for one in known["scores"]] == [55.0]
+    assert [one["value"] for one in known["scores"][0]["history"]] == [40.0]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ signal ends while they start.
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -387,6 +388,14 @@ def test_a_damaged_artifact_in_the_background_starts_nothing(tmp_path: Path) -> 
     assert ended.code == 4 and "failed verification" in ended.err
     assert "tarting" not in ended.err, ended.err
     assert ended.err.startswith("checking model and artifact (0 s)\n")
+
+
+def test_a_command_to_type_has_every_option(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "no model", artifact_files())
+    words = ["serve", str(folder), "--offline", "--device", "cpu", "--detach"]
+    ended = forked(["-m", "oscar_zoo", *words, "--json"], variables(tmp_path), tmp_path)
+    typed = shlex.split(ended.json["error"]["hint"].partition("oscar-zoo ")[2])
+    assert ended.code == 2 and {*words, "--model", "FOLDER"} <= {*typed}
 
 
 def test_a_server_that_was_killed_knows_its_prompts_again(rotation: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from tiny_models import EXAMPLE, write_model
 from oscar_zoo.artifact.manifest import WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.artifact.width_selection import WidthSelection
-from oscar_zoo.cli.main import run
 from oscar_zoo.compute.estimate import expected_phases
 from oscar_zoo.compute.job import compute_artifact
 from oscar_zoo.compute.options import Job
@@ -128,22 +127,6 @@ def test_4_bits_everywhere_measure_no_single_raise(model: Path, tmp_path: Path) 
     assert (len(told.steps), told.chosen, told.gains_k) == (2, 1, None)
     assert all(one.verified and one.verified.change_percent is not None for one in told.steps)
     assert {"bits by layer", "bits verified"} < phases
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--bits", "2.4"], "2 or 4 for all codes, a budget from 2.5 to 4.5, or auto"),
-        (["--bits", "4.6"], "2 or 4 for all codes, a budget from 2.5 to 4.5, or auto"),
-        (["--bits", "many"], "2 or 4 for all codes, a budget such as 2.75, or auto"),
-        (["--bits", "3", "--compat"], "Leave out --compat"),
-    ],
-)
-def test_bits_that_cannot_be_had_are_refused(
-    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["compute", str(EXAMPLE), "--calib-data", str(TEXT), *given]) == 2
-    assert said in capsys.readouterr().err
 
 
 @pytest.fixture

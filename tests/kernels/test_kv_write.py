@@ -171,6 +171,7 @@ def test_random_shapes(
     ({"key": torch.zeros(3, 2, 32)}, "key"),
     ({"query": torch.zeros(21, 3, 32)}, "query"),
     ({"targets": TokenTargets(*[torch.zeros(4)] * 4)}, "targets.out_loc"),
+    ({"key": torch.zeros(21, 2, 32).bfloat16()}, "the Triton path cannot run"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -37,6 +37,10 @@ def test_pull_stores_the_hubs_bytes_and_fetches_them_once(tmp_path: Path, store:
     assert len(seen) == 2
     digest = result.artifact.record.digest
     assert pull(f"{NAME}@{digest[:30]}", hub, store).already_present
+    for other in (hub_with(tmp_path / "new", files), hub):  # what the last one said stands
+        found = pull(NAME, other, store)
+        assert found.already_present and store.installed() == (found.artifact.record,)
+        assert (found.artifact.record.source, found.artifact.files) == (other.name, files)
 
 
 def test_a_folder_without_manifest_is_trusted_on_first_use(tmp_path: Path, store: Store) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measured_artifacts import DIGEST, gpqa, measured
+from measured_artifacts import DIGEST, figure, gpqa, measured
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.specs import Score
+from oscar_zoo.artifact.specs import Harness, Score, TokenCounts
 from oscar_zoo.errors import MalformedFile
 from oscar_zoo.registry.score_file import SCHEMA, ScoreFile, binomial_error, joined, key, merged
 
@@ -128,6 +128,29 @@ def test_another_value_takes_the_place_and_the_earlier_one_stays_in_the_history(
         assert part in earlier.source
     (third,) = merged((score,), (gpqa(value=58.0),))
     assert [entry.value for entry in third.history] == [55.0, 57.0]
+
+
+WHOLE = figure("perplexity", 10.0, 10.2)
+
+
+@pytest.mark.parametrize(
+    ("there", "change", "stands"),
+    [
+        (gpqa(), {"n": 10}, False),
+        (gpqa(), {"n": 448}, True),
+        (WHOLE, {"tokens": TokenCounts(prompt=2048, completion=0)}, False),
+        (WHOLE, {"n": 6, "engine": Harness(name="transformers")}, True),
+        (WHOLE, {"tokens": None, "artifact_digest": "sha256:" + "b" * 64}, True),
+    ],
+)
+def test_what_was_asked_the_most_stands_and_the_rest_stays_listed(
+    there: Score, change: dict[str, Any], stands: bool
+) -> None:
+    later = there.model_copy(update={"value": 12.0, **change})
+    (found,) = merged((there,), (later,))
+    assert found.value == (12.0 if stands else there.value)
+    assert [entry.value for entry in found.history] == [there.value if stands else 12.0]
+    assert merged((found,), (later,)) == merged((there,), (found,)) == (found,)
 
 
 def test_the_same_claim_is_no_change() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,6 +167,12 @@ def test_what_fits_beside_weights_in_a_format(
         (("--gpu", "2x24GiB"), 24, 2, "as given"),
         (("--gpu", "2x 3090Ti"), 24, 2, "RTX 3090 Ti: 24 GiB, sm_86"),  # no 3,090 TiB
         (("--gpu", "24G"), 24, 1, "24 G of a card is read as 24 GiB"),
+        (("--memory", "4090"), 24, 1, "RTX 4090: 24 GiB"),
+        (("--gpu", "4060 Ti 16GB"), 16, 1, "RTX 4060 Ti: 16 GiB, sm_89"),
+        (("--gpu", "NVIDIA RTX 4000 Ada Generation"), 20, 1, "RTX 4000 Ada: 20 GiB"),
+        (("--gpu", "NVIDIA RTX PRO 5000 Blackwell"), 48, 1, "RTX PRO 5000: 48 GiB, sm_120"),
+        (("--gpu", "NVIDIA GeForce RTX 4070 Ti SUPER"), 16, 1, "RTX 4070 Ti SUPER: 16 GiB"),
+        (("--gpu", "NVIDIA H100 NVL"), 94, 1, "H100 NVL: 94 GiB, sm_90"),
         (("--gpu", "L4"), 22.5, 1, "L4: 22.5 GiB, sm_89"),  # 23,034 MiB, says its driver
     ],
 )
@@ -175,31 +182,6 @@ def test_a_gpu_is_what_people_call_it(
     facts = cli.json(0, "fit-gpu", "Qwen3-8B", *words)
     assert (facts["memory_bytes"], facts["gpus"]) == (gib * 2**30, gpus)
     assert facts["memory_source"].startswith(source)
-
-
-@pytest.mark.parametrize(
-    ("words", "suggested"),
-    [
-        ((), []),
-        (("--memory", "24GiB", "--gpu", "H100"), []),
-        (("--gpu", "2xH100", "--tp", "4"), []),
-        (("--gpu", "2xH100x4"), []),
-        (("--gpu", "0xH100"), []),
-        (("--gpu", ""), []),
-        (("--gpu", "24x"), []),
-        (("--gpu", "A100"), ["A100 40GB", "A100 80GB"]),
-        (("--gpu", "RTX 4070"), ["RTX 4090"]),
-        (("--gpu", "H100 94GB"), ["H100"]),
-        (("--gpu", "V100"), []),
-        (("--gpu", "GeForce RTX 2080 Ti"), []),
-        (("--gpu", "MI300X"), []),
-        (("--gpu", "24b"), []),
-    ],
-)
-def test_a_meaningless_gpu_fails(cli: Cli, words: tuple[str, ...], suggested: list[str]) -> None:
-    error = cli.json(2, "fit-gpu", "Qwen3-8B", *words)["error"]
-    assert f"did you mean {' or '.join(suggested)}" in error["hint"] or not suggested
-    assert error["hint"]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +222,7 @@ def test_bits_are_those_of_the_artifact_that_serve_would_take(cli: Cli, tmp_path
     assert "Qwen3-8B:seq20000_prompt83_group128" in error["hint"]
 
 
-def test_bits_that_are_asked_for_count(cli: Cli) -> None:
+def test_bits_that_are_asked_for_count(cli: Cli, tmp_path: Path) -> None:
     def token(*words: str) -> int:
         shown = cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", *words)
         return int(shown["caches"][-1]["token_bytes"])
@@ -249,9 +231,11 @@ def test_bits_that_are_asked_for_count(cli: Cli) -> None:
     assert token() == token("--bits", "2") == token("--bits", "2.25") == elements * 2.25 / 8
     assert token("--bits", "2.75") == elements * 2.75 / 8
     assert token("--bits", "4") == token("--bits", "4.25") == elements * 4.25 / 8
-    for wrong, words in (("2.1", "2.25 to 4.25"), ("auto", "number of bits"), ("x", "2.75")):
-        told = cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--bits", wrong)["error"]
-        assert words in told["hint"]
+    (path := tmp_path / "config.json").write_text(json.dumps(LATENTS))
+    told = cli.json(2, "fit-gpu", path.parent, "--memory", "80GB", "--bits", "2.1")["error"]
+    assert all(len(number.partition(".")[2]) <= 2 for number in told["hint"].split())
+    for end in re.findall(r"[0-9.]+", told["hint"])[-2:]:
+        cli(0, "fit-gpu", path.parent, "--memory", "80GB", "--bits", end)
 
 
 def test_it_says_how_many_requests_serve_runs(cli: Cli) -> None:
@@ -291,6 +275,8 @@ def test_no_gpus_are_recommended_for_a_context_that_the_model_refuses(cli: Cli) 
     assert cli(0, *words, 1_000_000).splitlines()[0].endswith("--context 40960")
     facts = cli.json(0, *words, 1_000_000)
     assert (facts["fits"], facts["fitting_gpus"]) == (False, None)
+    assert all(one["max_requests"] == 0 < one["max_context"] <= 40_960 for one in facts["caches"])
+    assert cli.json(0, *words, 50_000, "--tp", 8)["fits"] is False
     assert cli.json(0, *words, 40_960)["fitting_gpus"] == 1
 
 
@@ -355,22 +341,6 @@ def test_the_terms_are_in_its_json(cli: Cli) -> None:
         assert min(one["state_bytes"] for one in facts["caches"]) > 0 or words[0] == "Qwen3-32B"
 
 
-def test_what_cannot_be_answered_says_what_is_missing() -> None:
-    with pytest.raises(UsageError, match=r"weights of GLM-4\.6 is not known") as error:
-        fit_gpu("GLM-4.6", 80 * GB)
-    assert "--weights 16GB" in str(error.value.hint)
-    assert "hf download zai-org/GLM-4.6 config.json" in str(error.value.hint)
-    with pytest.raises(UsageError, match="3 GPUs cannot share the 32 query heads"):
-        fit_gpu("Qwen3-8B", 80 * GB, gpus=3)
-    with pytest.raises(
-        UsageError, match="5 GPUs cannot share the 40 query heads and 8 KV"
-    ) as wrong:
-        fit_gpu("Qwen3-14B", 80 * GB, gpus=5)
-    assert str(wrong.value.hint).endswith("--tp 4")
-    with pytest.raises(UsageError, match="shapes of Foo are not known"):
-        fit_gpu("nobody/Foo", 80 * GB)
-
-
 def test_the_command_answers_for_people_and_programs(cli: Cli) -> None:
     facts = cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", 16)
     assert facts["schema"] == "oscar-zoo.fit-gpu/1" and facts["estimate"]
@@ -378,7 +348,6 @@ def test_the_command_answers_for_people_and_programs(cli: Cli) -> None:
         ("BF16", False), ("FP8", False), ("INT2", True),
     ]  # fmt: skip
     assert cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "0.1GB")["fitting_gpus"] is None
-    assert "--memory 24GiB" in cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "x")["error"]["hint"]
 
 
 @pytest.mark.parametrize(("name", "term"), [("gpt-oss-20b", "sliding"), ("Qwen3.5-35B-A3B", "st")])

@@ -96,7 +96,7 @@ def figure(task: str, before: float, after: float, *, digest: str = DIGEST, **mo
     unit = "perplexity" if task == "perplexity" else "percent"
     metric = "perplexity" if task == "perplexity" else "digit_accuracy"
     facts = FORCED | {"task": task, "metric": metric, "unit": unit, "n": 1, "repeats": 1}
-    facts |= {"seeds": (0,)} | more
+    facts |= {"seeds": (0,), "tokens": TokenCounts(prompt=12288, completion=0)} | more
     base = gpqa(**facts, kv_dtype="bf16", value=before, artifact_digest=None)
     return gpqa(digest, **facts, value=after, baseline=base)
 

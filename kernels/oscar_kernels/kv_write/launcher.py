@@ -86,7 +86,7 @@ def write_kv_int2(
     maxima of the clip take longer than that; a decode step is bound by the latency of loading the
     matrices.
     """
-    _triton.require(key.device)
+    _triton.require(key.device, key.dtype)
     check(key, value, cache, transforms, targets, query, rows_out)
     if query is not None and query_out is None:
         query_out = torch.empty_like(query, memory_format=torch.contiguous_format)

@@ -38,6 +38,8 @@ def print_fit(report: FitReport, params: FitGpuParams, *, quiet: bool) -> None:
     if report.room == 0:
         return
     _print_table(report, verdict=params.requests is not None)
+    if report.too_long:
+        return
     scales = "scales and rotary keys" if report.latents else "scales"
     stored = f"{round(report.bits, 2):g} bits per element with its {scales} ({report.bits_source})"
     terminal.prose(f"INT2 stores {stored}")
@@ -93,7 +95,7 @@ def _answer(report: FitReport) -> str:
         f"{report.model} on {counted(report.gpus, 'GPU')} of {terminal.gibibytes(report.memory)}"
     )
     if report.fits is False:
-        return f"{where} does not fit: {_too_small(report)}. {_enough(report)}"
+        return f"{where} {_too_small(report)}. {_enough(report)}"
     int2, bf16 = report.of_kind("INT2"), report.of_kind("BF16")
     if report.unknown is not None and int2.tokens < int2.most_tokens:
         return f"{where}: {_between(int2)} tokens fit with INT2, and {_between(bf16)} with BF16"
@@ -124,14 +126,19 @@ def _missing(report: FitReport) -> str:
 
 def _too_small(report: FitReport) -> str:
     """Why it does not fit, and how many requests would."""
-    int2 = report.of_kind("INT2")
+    int2, requests, context = report.of_kind("INT2"), f"{report.requests:,}", f"{report.context:,}"
+    if report.too_long:
+        return f"does not fit: a request of {context} tokens is longer than the model takes"
     if report.room == 0:
-        return "the weights take all memory"
-    most = f"at most {int2.most_requests:,} of {report.context:,} tokens"
+        return "does not fit: the weights take all memory"
+    if not int2.most_requests:
+        return f"does not fit: {_no_tokens(report, int2)}"
+    why, fewer = f"{requests} requests of {context} tokens", f"{int2.most_requests:,} with INT2"
     if int2.most_tokens < report.context:
-        why = _no_tokens(report, int2)
-        return f"{why}; {most} fit" if int2.most_requests else why
-    return f"{report.requests:,} requests are too many with INT2; {most} fit"
+        return f"has no room for {why}, but for {fewer}: {_no_tokens(report, int2)}"
+    if int2.running == report.requests:
+        fewer += f", or {requests} of {int2.context:,} tokens"
+    return f"has no room for {why}, but for {fewer}"
 
 
 def _no_tokens(report: FitReport, int2: FittingCache) -> str:
@@ -149,9 +156,9 @@ def _no_tokens(report: FitReport, int2: FittingCache) -> str:
 
 def _enough(report: FitReport) -> str:
     """How many GPUs are enough, or the longest context where the model takes no such one."""
-    number, longest = report.fitting_gpus, report.longest
-    if longest is not None and report.context > longest:
-        return f"{report.model} takes {longest:,} tokens at most: --context {longest}"
+    number = report.fitting_gpus
+    if report.too_long:
+        return f"{report.model} takes {report.longest:,} tokens at most: --context {report.longest}"
     if number is None:
         return "One such GPU is too small, and no number of them that can share its cache is enough"
     share = "are enough" if report.other_layers else "may be enough"
@@ -199,15 +206,11 @@ def _print_requests(report: FitReport) -> None:
 
 
 def _print_longest(report: FitReport) -> None:
-    """What the model takes at most, where that is less than what was asked for or would fit."""
+    """What the model takes at most, where that is less than what would fit."""
     longest = report.longest
-    if longest is None:
-        return
-    refused = ", and the engine refuses longer ones" if report.context > longest else ""
-    if refused or any(one.tokens > one.context * report.requests for one in report.caches):
+    if longest and any(one.tokens > one.context * report.requests for one in report.caches):
         terminal.prose(
-            f"By its configuration a request of {report.model} has {longest:,} tokens at"
-            f" most{refused}"
+            f"By its configuration a request of {report.model} has {longest:,} tokens at most"
         )
 
 
@@ -219,10 +222,16 @@ def print_terms(report: FitReport) -> None:
         f" {report.gpu_weights:,} weights = {report.room:,} for a cache"
     )
     found = report.of_kind("INT2")
-    if found.pools.states:
-        _print_states(report)
-    elif found.pools.sliding is not None:
-        _print_sliding(report)
+    cache, pools = found.cache, found.pools
+    if pools.states:
+        _print_pools(report, pools.states + 1, cache.state // STATES_PER_REQUEST, "states")
+        terminal.prose(
+            f"A request takes up to {STATES_PER_REQUEST} state slots, its own and those of the"
+            " prefix cache; `serve` divides the rest between states and tokens, and"
+            " -- --max-mamba-cache-size=N is another number of slots"
+        )
+    elif pools.sliding is not None:
+        _print_pools(report, pools.sliding, cache.window_token, "sliding slots")
     elif report.other_layers:
         _print_request(report)
     terminal.prose(
@@ -243,30 +252,12 @@ def _print_request(report: FitReport) -> None:
     )
 
 
-def _print_states(report: FitReport) -> None:
+def _print_pools(report: FitReport, slots: int, each: int, what: str) -> None:
     found = report.of_kind("INT2")
     cache, pools = found.cache, found.pools
-    row, state = cache.sinks + cache.ring, cache.state // STATES_PER_REQUEST
-    rows, states = pools.requests + 1, pools.states + 1
-    left = report.room - rows * row - states * state
+    row, rows = cache.sinks + cache.ring, pools.requests + 1
+    left = report.room - rows * row - slots * each
     terminal.prose(
-        f"INT2: {report.room:,} - {rows:,} x {row:,} sinks and rings - {states:,} x {state:,}"
-        f" states = {left:,}; {left:,} / {cache.token:,} = {pools.tokens:,} tokens"
-    )
-    terminal.prose(
-        f"A request takes up to {STATES_PER_REQUEST} state slots, its own and those of the prefix"
-        " cache; `serve` divides the rest between states and tokens, and"
-        " -- --max-mamba-cache-size=N is another number of slots"
-    )
-
-
-def _print_sliding(report: FitReport) -> None:
-    found = report.of_kind("INT2")
-    cache, pools = found.cache, found.pools
-    row, rows, sliding = cache.sinks + cache.ring, pools.requests + 1, pools.sliding or 0
-    left = report.room - rows * row - sliding * cache.window_token
-    terminal.prose(
-        f"INT2: {report.room:,} - {rows:,} x {row:,} sinks and rings - {sliding:,} x"
-        f" {cache.window_token:,} sliding slots = {left:,}; {left:,} / {cache.token:,} ="
-        f" {pools.tokens:,} tokens"
+        f"INT2: {report.room:,} - {rows:,} x {row:,} sinks and rings - {slots:,} x {each:,} {what}"
+        f" = {left:,}; {left:,} / {cache.token:,} = {pools.tokens:,} tokens"
     )

@@ -23,8 +23,8 @@ _REPORTERS = {
 
 
 def score_line(score: Score) -> str:
-    """One score in a line: baseline, value, difference, who says so, how often it ran, and what was
-    said before."""
+    """One score in a line: baseline, value, difference, who says so, how often it ran, and
+    other values."""
     cache = score.kv_dtype.upper()
     before = "" if score.kv_dtype == "bf16" else f"BF16 {_value(score.baseline)}, "
     parts = [
@@ -37,7 +37,7 @@ def score_line(score: Score) -> str:
         _cut(score),
         f"with {_changes(score)}" if score.recipe_changes else None,
         "calibrated on this set" if score.calibrated_on else None,
-        *(_earlier(entry.value, entry.source, entry.date) for entry in score.history),
+        *(_other(entry.value, entry.source, entry.date) for entry in score.history),
     ]
     first, *rest = (part for part in parts if part)
     return f"{first}; {', '.join(rest)}"
@@ -130,8 +130,8 @@ def _changes(score: Score) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(score.recipe_changes.items()))
 
 
-def _earlier(value: float, source: str, date: str | None) -> str:
-    return f"earlier {value:.2f} ({source}{f', {date}' if date else ''})"
+def _other(value: float, source: str, date: str | None) -> str:
+    return f"also {value:.2f} ({source}{f', {date}' if date else ''})"
 
 
 def _runs(score: Score) -> str:

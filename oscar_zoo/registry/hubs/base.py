@@ -67,8 +67,7 @@ class Limits:
 
 @dataclass(frozen=True, order=True)
 class HubFile:
-    """One file as a hub lists it; `git_oid` is the sha1 of the git blob, if the hub reports only
-    that."""
+    """One file as a hub lists it; `git_oid` is the sha1 of its git blob, if that is all it has."""
 
     path: str
     size: int

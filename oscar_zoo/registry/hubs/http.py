@@ -65,8 +65,7 @@ class HttpReply:
 
 
 Refusal = Callable[[HttpReply, bool], Exception]
-"""The error for a reply with a status from 400 to 499, busy ones excepted; told whether a token
-had been sent."""
+"""The error for a status from 400 to 499 but busy ones; told whether a token had been sent."""
 
 
 class Failed(Exception):

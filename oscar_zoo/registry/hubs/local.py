@@ -98,18 +98,12 @@ class LocalHub:
             return found
 
     def _listed(self) -> tuple[ArtifactId, ...]:
-        return tuple(
-            sorted(
-                ArtifactId(model, tag)
-                for model in _folders(self.root)
-                for tag in _folders(self.root / model)
-                if _entries(self.root / model / tag)
-            )
-        )
+        models = {model: _folders(self.root / model) for model in _folders(self.root)}
+        found = (ArtifactId(model, tag) for model, tags in models.items() for tag in tags)
+        return tuple(sorted(one for one in found if _entries(self.root / str(one))))
 
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
-        """The files of `artifact` with size and sha256, sorted. Hidden files are left out; links
-        are refused."""
+        """The files of `artifact`, sorted, but hidden ones; links are refused."""
         folder, found = self._folder(artifact), []
         for name in _plain_files(folder):
             data = read_file(folder / name, max_bytes=MAX_PAYLOAD_BYTES)
@@ -151,8 +145,7 @@ class LocalHub:
         return Commit(self.revision)
 
     def tidy(self) -> None:
-        """Remove what killed writers left; a failure is none, because it is not what was asked
-        for."""
+        """Remove what killed writers left; a failure is none: it is not what was asked for."""
         with contextlib.suppress(OSError):
             durable.sweep(self.root)
 

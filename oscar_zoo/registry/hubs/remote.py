@@ -76,8 +76,7 @@ class RemoteHub(ABC):
         limit: int,
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
-        """What the hub sends for `file`, compared with nothing; more than `limit` bytes are
-        refused."""
+        """What the hub sends for `file`, compared with nothing; `limit` bytes at most are taken."""
 
     @abstractmethod
     def create(self) -> None:
