@@ -79,6 +79,17 @@ def target(device: torch.device) -> Target:
     return Target((found.major, found.minor), shared, number, nvrtc.version()).as_older()
 
 
+def without_cuda(device: torch.device, only: Capability | None = None) -> str | None:
+    """Why CUDA C++ for `only` a chip, or for any from `LOWEST` on, cannot run on a device, in one
+    line; `None` if it can."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"needs an NVIDIA GPU, the tensors are on {device.type}"
+    found, wanted = target(device).capability, only or LOWEST
+    if found == wanted or (only is None and found > wanted):
+        return None
+    return f"needs compute capability {wanted[0]}.{wanted[1]}, the GPU has {found[0]}.{found[1]}"
+
+
 def missing(device: torch.device | str) -> str | None:
     """Why Triton kernels cannot run on a device, in one line; `None` if they can."""
     if not INSTALLED:

@@ -150,8 +150,7 @@ class Int2Cache:
         k = k.view(-1, shape.num_kv_heads, shape.k_head_dim)[:total]
         v = v.view(-1, shape.num_kv_heads, shape.v_head_dim)[:total]
         softmax = self.config.softmax
-        if sinks is not None:
-            softmax = replace(softmax, sinks=sinks)
+        softmax = softmax if sinks is None else replace(softmax, sinks=sinks)
         if batch.kind == "extend":
             out = self._extend(index, q, k, v, batch, softmax)
         else:  # Write the new tokens or drafts, then read them with the rest.

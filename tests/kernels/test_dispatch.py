@@ -33,7 +33,7 @@ def test_the_reason_is_told_once_but_not_where_there_is_one_path(
         with pytest.raises(ValueError, match=r"cpu|triton"):
             dispatch.decode_attention(query, filling.cache, filling.batch, sm_scale=1.0)
     assert len(told(caplog)) == times
-    assert all("needs an NVIDIA GPU, the query is on cpu" in line for line in told(caplog))
+    assert all("needs an NVIDIA GPU, the tensors are on cpu" in line for line in told(caplog))
 
 
 @pytest.mark.gpu

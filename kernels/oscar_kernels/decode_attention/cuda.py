@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oscar_kernels import _triton, nvrtc
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
-from oscar_kernels.chips import LOWEST, Target
+from oscar_kernels.chips import Target
 from oscar_kernels.decode_attention.launcher import Workspace, check_sink_logits
 from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, WHOLE_DIM, CudaTiles
 from oscar_kernels.decode_attention.variant import (
@@ -40,7 +40,7 @@ batches of 1 to 256 requests."""
 
 
 SEGMENT = 16
-"""Numbers of a `Segment` of plan.cuh."""
+"""Numbers of a `Segment` of work.cuh."""
 
 
 class NoAttentionVariant(ValueError):
@@ -62,14 +62,7 @@ def unsupported(
     query: Tensor, cache: LayerCache, batch: BatchView, drafts: Drafts | None = None
 ) -> str | None:
     """Why the CUDA kernel cannot run these, in one line; `None` if it can."""
-    reason = misfit(query, cache, batch, drafts)
-    if reason:
-        return reason
-    if query.device.type != "cuda" or torch.version.hip is not None:
-        return f"needs an NVIDIA GPU, the query is on {query.device.type}"
-    if _triton.target(query.device).capability < LOWEST:
-        return f"needs compute capability 8.0, {torch.cuda.get_device_name(query.device)} has less"
-    return None
+    return misfit(query, cache, batch, drafts) or _triton.without_cuda(query.device)
 
 
 @cache

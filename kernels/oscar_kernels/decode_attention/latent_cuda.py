@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oscar_kernels import _triton, nvrtc
 from oscar_kernels.cache import BatchView, LayerCache
-from oscar_kernels.chips import LOWEST, Target
+from oscar_kernels.chips import Target
 from oscar_kernels.decode_attention import launcher
 from oscar_kernels.decode_attention.latent import MOST_SPLITS, check
 from oscar_kernels.decode_attention.launcher import Workspace
@@ -53,11 +53,7 @@ def unsupported(
     query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float = 0.0
 ) -> str | None:
     """As `misfit`, and for a device that cannot run it."""
-    if query.device.type != "cuda" or torch.version.hip is not None:
-        return f"needs an NVIDIA GPU, the query is on {query.device.type}"
-    if _triton.target(query.device).capability < LOWEST:
-        return "needs compute capability 8.0"
-    return misfit(query, cache, batch, logit_cap)
+    return _triton.without_cuda(query.device) or misfit(query, cache, batch, logit_cap)
 
 
 def unbuildable(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:

@@ -152,13 +152,7 @@ def unsupported(
 ) -> str | None:
     """Why the CUDA kernel cannot run these, in one line; `None` if it can. `rows` as of
     `misfit`."""
-    if reason := misfit(key, value, cache, targets, **rows):
-        return reason
-    if key.device.type != "cuda" or torch.version.hip is not None:
-        return f"needs an NVIDIA GPU, the keys are on {key.device.type}"
-    if _triton.target(key.device).capability != WRITE:
-        return f"needs compute capability 9.0, not {torch.cuda.get_device_name(key.device)}"
-    return None
+    return misfit(key, value, cache, targets, **rows) or _triton.without_cuda(key.device, WRITE)
 
 
 def write_kv_int2(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oscar_kernels import _triton, nvrtc
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
-from oscar_kernels.chips import LOWEST, Target
+from oscar_kernels.chips import Target
 from oscar_kernels.kv_write.launcher import check, clip_rank
 from oscar_kernels.reference import Parts
 
@@ -53,11 +53,7 @@ def misfit(
 
 def unsupported(key: Tensor, *others: Any, **options: Any) -> str | None:
     """As `misfit`, and for a device that cannot run it."""
-    if key.device.type != "cuda" or torch.version.hip is not None:
-        return f"needs an NVIDIA GPU, the keys are on {key.device.type}"
-    if _triton.target(key.device).capability < LOWEST:
-        return "needs compute capability 8.0"
-    return misfit(key, *others, **options)
+    return _triton.without_cuda(key.device) or misfit(key, *others, **options)
 
 
 def unbuildable(key: Tensor, made: dict[str, str | int]) -> str | None:

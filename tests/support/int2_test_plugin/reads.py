@@ -9,14 +9,12 @@ from oscar_kernels.cache import BatchView, LayerCache
 from oscar_zoo.runtime.dispatch import Ops
 
 NOTHING = dict.fromkeys(("extend", "decode", "sink", "ring", "slot", "slot_sink"), 0)
-"""Calls, and cached tokens per tier, over all layers; `slot_sink` are first tokens that are read as
-INT2."""
+"""Calls, and cached tokens per tier, over all layers; `slot_sink` are first tokens in INT2."""
 
 
 @dataclass(frozen=True)
 class WindowCoverage:
-    """Which of the positions `[0, length)` of a request are read from where; all others are read as
-    INT2."""
+    """Which of the positions `[0, length)` of a request are not read as INT2, and from where."""
 
     length: int
     sink: range
@@ -24,10 +22,8 @@ class WindowCoverage:
 
     @property
     def compressed(self) -> int:
-        overlap = len(
-            range(max(self.sink.start, self.ring.start), min(self.sink.stop, self.ring.stop))
-        )
-        return self.length - len(self.sink) - len(self.ring) + overlap
+        first, last = max(self.sink.start, self.ring.start), min(self.sink.stop, self.ring.stop)
+        return self.length - len(self.sink) - len(self.ring) + len(range(first, last))
 
     def compressed_sinks(self, sink: int) -> int:
         return sum(p not in self.sink and p not in self.ring for p in range(min(sink, self.length)))
@@ -65,12 +61,17 @@ def covers(cache: LayerCache, batch: BatchView) -> list[WindowCoverage]:
 
 
 def counting(ops: Ops, reads: Counter[str]) -> Ops:
+    """And batches compared with what they promise to be: those of the layer before."""
+    before: list[Any] = []
 
     def counted(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
             cache = next(x for x in args if isinstance(x, LayerCache))
             batch = next(x for x in args if isinstance(x, BatchView))
             reads[name] += 1
+            now = [x.tolist() for x in (batch.kv_indptr, batch.rows, *batch.windows.tensors)]
+            assert not options.get("same_batch") or now == before, "another batch"
+            before[:] = now
             for cover in covers(cache, batch):
                 reads["sink"] += len(cover.sink)
                 reads["ring"] += len(cover.ring)
