@@ -66,8 +66,7 @@ def counting(ops: Ops, reads: Counter[str]) -> Ops:
 
     def counted(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
-            cache = next(x for x in args if isinstance(x, LayerCache))
-            batch = next(x for x in args if isinstance(x, BatchView))
+            cache, batch = (next(x for x in args if type(x) is y) for y in (LayerCache, BatchView))
             reads[name] += 1
             now = [x.tolist() for x in (batch.kv_indptr, batch.rows, *batch.windows.tensors)]
             assert not options.get("same_batch") or now == before, "another batch"
