@@ -380,7 +380,7 @@ class Score(Spec):
     """One quality claim.
 
     Reporters other than `measured` may leave what they did not say as null; what `measured` has to
-    say is in `registry.score_rules`.
+    say is in `registry.score_file`.
 
     Attributes:
         task, metric: what was measured, such as `gpqa_diamond` and `accuracy`.
