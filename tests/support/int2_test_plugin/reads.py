@@ -36,7 +36,6 @@ def coverage(
     `[max(length - recent, ring_start), length)` from the windows.
 
     Args:
-        length: cached tokens of the request.
         sink_from, ring_start: first position of the current owner in each store.
     """
     first = range(sink_from, max(sink_from, min(sink, length)))
@@ -66,7 +65,8 @@ def counting(ops: Ops, reads: Counter[str]) -> Ops:
 
     def counted(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
-            cache, batch = (next(x for x in args if type(x) is y) for y in (LayerCache, BatchView))
+            cache = next(x for x in args if isinstance(x, LayerCache))
+            batch = next(x for x in args if isinstance(x, BatchView))
             reads[name] += 1
             now = [x.tolist() for x in (batch.kv_indptr, batch.rows, *batch.windows.tensors)]
             assert not options.get("same_batch") or now == before, "another batch"
