@@ -234,7 +234,7 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
         ),
     ] = None
     answers: Annotated[
-        int | None, Opt("Recall questions. [default: 64; 60 of a server]", "N", least=1)
+        int | None, Opt("Recall questions, in eights. [default: 64; 60 of a server]", "N", least=1)
     ] = None
     sink: Annotated[
         str | None, Opt("First tokens kept in BF16. [default: the recipe's]", "N,...")

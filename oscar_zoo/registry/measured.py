@@ -7,6 +7,7 @@ figures, so they always go with the tool and the text that they were measured wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Self
 
@@ -40,7 +41,7 @@ class Measured(Spec):
         text_sha256: of its token ids.
         perplexity, perplexity_bf16: on positions beyond the BF16 windows.
         change_percent, change_stderr: of perplexity over BF16, in percent, and its standard error.
-        recall, recall_bf16: share of facts beyond the windows that are answered right, 0 to 1.
+        recall, recall_bf16: share of the digits of facts beyond the windows that are right, 0 to 1.
     """
 
     tool: Text
@@ -95,8 +96,7 @@ class Measured(Spec):
             "text_sha256": revision.removeprefix(_SHA256) if _SHA256 in revision else None,
         }
         facts |= _perplexity_facts(found.get(PERPLEXITY))
-        recall = found.get(RECALL)
-        if recall is not None and recall.baseline is not None:
+        if (recall := found.get(RECALL)) and recall.baseline is not None:
             both = {"recall": recall.value, "recall_bf16": recall.baseline.value}
             facts |= {name: None if said is None else said / 100 for name, said in both.items()}
         return cls.from_json(facts)
@@ -129,10 +129,8 @@ class Measured(Spec):
     @property
     def by(self) -> str:
         of = f" of {self.dataset}" if self.dataset else ""
-        return (
-            f"measured by {self.tool} on {f'{self.tokens:,} ' if self.tokens else ''}held-out"
-            f" tokens{of}"
-        )
+        number = f"{self.tokens:,} " if self.tokens else ""
+        return f"measured by {self.tool} on {number}held-out tokens{of}"
 
     @property
     def short_perplexity(self) -> str | None:
@@ -150,17 +148,15 @@ class Measured(Spec):
         if self.short_perplexity is None or self.perplexity is None or self.perplexity_bf16 is None:
             return self.short_perplexity
         error = "" if self.change_stderr is None else f", standard error {self.change_stderr:.2f}"
-        return (
-            f"BF16 {self.perplexity_bf16:.4g}, INT2 {self.perplexity:.4g}"
-            f" ({self.short_perplexity}{error})"
-        )
+        both = f"BF16 {self.perplexity_bf16:.4g}, INT2 {self.perplexity:.4g}"
+        return f"{both} ({self.short_perplexity}{error})"
 
     @property
     def recall_line(self) -> str | None:
         if self.recall is None:
             return None
         before = "not reported" if self.recall_bf16 is None else f"{100 * self.recall_bf16:.1f} %"
-        return f"BF16 {before}, INT2 {100 * self.recall:.1f} % of facts beyond the BF16 windows"
+        return f"BF16 {before}, INT2 {100 * self.recall:.1f} % of digits beyond the BF16 windows"
 
 
 def _beside_bf16(kind: dict[str, Any], value: float, before: float) -> Score:
@@ -174,9 +170,12 @@ def _beside_bf16(kind: dict[str, Any], value: float, before: float) -> Score:
 
 
 def is_figure(score: Score) -> bool:
-    """Whether a score is perplexity or recall as this tool measured it, under the recipe."""
+    """Whether a score is perplexity or recall as this tool measured it, under the recipe, and not
+    of texts of fewer than 640 tokens, of which the usual windows hold half."""
+    tokens = score.tokens.prompt if score.tokens and score.task == PERPLEXITY else math.inf
     return (
-        score.task in FORCED
+        tokens >= 640 * (score.n or 0)
+        and score.task in FORCED
         and score.reporter == "measured"
         and score.kv_dtype == "int2"
         and not score.recipe_changes
@@ -190,8 +189,7 @@ def _perplexity_facts(score: Score | None) -> dict[str, float | None]:
     base = score.baseline.value if score and score.baseline else None
     if score is None or score.value is None or not base:
         return {}
-    paired = score.paired
-    width = 100 * (paired.upper95 - paired.lower95) if paired else None
+    width = 100 * (score.paired.upper95 - score.paired.lower95) if score.paired else None
     return {
         "perplexity": score.value,
         "perplexity_bf16": base,

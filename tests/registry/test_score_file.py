@@ -15,6 +15,7 @@ from measured_artifacts import DIGEST, figure, gpqa, measured
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Harness, Score, TokenCounts
 from oscar_zoo.errors import MalformedFile
+from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.score_file import SCHEMA, ScoreFile, binomial_error, joined, key, merged
 
 LATER = set("thinking hardware tokens responses_sha256 calibrated_on values paired".split())
@@ -151,6 +152,13 @@ def test_what_was_asked_the_most_stands_and_the_rest_stays_listed(
     assert found.value == (12.0 if stands else there.value)
     assert [entry.value for entry in found.history] == [there.value if stands else 12.0]
     assert merged((found,), (later,)) == merged((there,), (found,)) == (found,)
+
+
+@pytest.mark.parametrize(("each", "counts"), [(640, True), (639, False)])
+def test_texts_that_windows_mostly_hold_say_nothing(each: int, counts: bool) -> None:
+    tokens = TokenCounts(prompt=4 * each, completion=0)
+    score = figure("perplexity", 9.0, 8.9, n=4, tokens=tokens)
+    assert (Measured.of_scores((score,)) is not None) == counts
 
 
 def test_the_same_claim_is_no_change() -> None:
