@@ -323,15 +323,15 @@ def _keep(
         text = f"no scores are recorded: {artifact.label} was not made for {model.block.id}."
         observer.note(Note("eval.no_record", text))
         return None
-    data = params.data or DATA
     options = {
-        "data": data if data in TEXTS else "FILE",  # a file of the user is not named
+        "data": data if (data := params.data or DATA) in TEXTS else "FILE",  # never its name
         "windows": params.windows or WINDOWS,
         "length": params.length or LENGTH,
         "answers": params.answers or ANSWERS,
         **changes,
     }
-    words = (f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    words = [f"--task {name}" for name in params.tasks]
+    words += [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]
     shared = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "source": " ".join(("oscar-zoo eval", artifact.label, *words)),
