@@ -103,5 +103,5 @@ def parse_bits(text: str | None) -> float | Literal["auto"] | None:
         value = math.nan
     if not 2 <= value < 16:
         hint = "use 2 or 4 for all codes, a budget such as 2.75, or auto"
-        raise UsageError(f"--bits {text!r} is no number of bits, 2 or more and less than 16.", hint=hint)
+        raise UsageError(f"--bits {text!r} is no number from 2 to below 16.", hint=hint)
     return value
