@@ -176,7 +176,7 @@ class Int2Cache:
                 # A ring has at least one row: the newest token is read from there or the sinks.
                 prefix_stable=batch.drafts is None,
                 drafts=batch.drafts,
-                same_batch=index > 0,
+                same_batch=layer_id != self.config.layer_ids[0],
             )
         if total == tokens:
             return out.flatten(1)
