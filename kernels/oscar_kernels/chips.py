@@ -105,16 +105,18 @@ def _chip(kilobytes: int, cards: str) -> Chip:
 
 CHIPS: dict[Capability, Chip] = {
     (8, 0): _chip(163, "A100 40, A100 80, A800 40, A800 80"),
-    (8, 6): _chip(99, """A2 16 ecc, A10 24 ecc, A10G 24 ecc, A40 48 ecc, RTX A6000 48,
-        RTX 3060 12, RTX 3070 8, RTX 3080 10, RTX 3080 12, RTX 3090 24, RTX 3090 Ti 24"""),
-    (8, 9): _chip(99, """L4 24 ecc, L40 48 ecc, L40S 48 ecc, RTX 2000 Ada 16, RTX 4000 Ada 20,
-        RTX 4500 Ada 24, RTX 5000 Ada 32, RTX 6000 Ada 48, RTX 4060 8, RTX 4060 Ti 8,
-        RTX 4060 Ti 16, RTX 4070 12, RTX 4070 SUPER 12, RTX 4070 Ti 12, RTX 4070 Ti SUPER 16,
-        RTX 4080 16, RTX 4080 SUPER 16, RTX 4090 24"""),
+    (8, 6): _chip(99, """A2 16 ecc, A10 24 ecc, A10G 24 ecc, A40 48 ecc, RTX A6000 48, RTX A4000 16,
+        RTX A5000 24, RTX 3060 12, RTX 3060 Ti 8, RTX 3070 8, RTX 3070 Ti 8, RTX 3080 10,
+        RTX 3080 12, RTX 3080 Ti 12, RTX 3090 24, RTX 3090 Ti 24"""),
+    (8, 9): _chip(99, """L4 24 ecc, L20 48 ecc, L40 48 ecc, L40S 48 ecc, RTX 2000 Ada 16,
+        RTX 4000 Ada 20, RTX 4500 Ada 24, RTX 5000 Ada 32, RTX 6000 Ada 48, RTX 4060 8,
+        RTX 4060 Ti 8, RTX 4060 Ti 16, RTX 4070 12, RTX 4070 SUPER 12, RTX 4070 Ti 12,
+        RTX 4070 Ti SUPER 16, RTX 4080 16, RTX 4080 SUPER 16, RTX 4090 24"""),
     (9, 0): _chip(227, "H100 80, H100 NVL 94, H200 141, H800 80, H20 96, GH200 96, GH200 144"),
     (10, 0): _chip(227, "B200 180"),
-    (12, 0): _chip(99, """RTX 5060 Ti 8, RTX 5060 Ti 16, RTX 5070 12, RTX 5070 Ti 16, RTX 5080 16,
-        RTX 5090 32, RTX PRO 4000 24, RTX PRO 4500 32, RTX PRO 5000 48, RTX PRO 6000 96"""),
+    (12, 0): _chip(99, """RTX 5060 8, RTX 5060 Ti 8, RTX 5060 Ti 16, RTX 5070 12, RTX 5070 Ti 16,
+        RTX 5080 16, RTX 5090 32, RTX PRO 4000 24, RTX PRO 4500 32, RTX PRO 5000 48,
+        RTX PRO 6000 96"""),
 }  # fmt: skip
 NOT_SUPPORTED = "not supported"
 OLDER = ("V100", "T4", "RTX 20", "P100", "P40", "GTX", "Titan", "RTX 8000")

@@ -132,8 +132,7 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   }
 }
 
-// Who does what: the batch as one list of units, cut into equal shares. The same in all layers, so the first one of a step
-// works it out.
+// Who does what: the batch as one list of units, cut into equal shares, once for all layers of a step.
 
 // Where the tokens of request `b` are.
 DEV Request request(const Params& p, int b) {
