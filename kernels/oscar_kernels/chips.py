@@ -99,7 +99,7 @@ an A100 runs."""
 def _chip(kilobytes: int, cards: str) -> Chip:
     """A chip; each of its `cards` is a name and its GB, and `ecc` where `Card` says so."""
     rows = (re.fullmatch("(.+) ([0-9]+)( ecc)?", one) for one in re.split(r",\s+", cards))
-    found = tuple(Card(row[1], int(row[2]), bool(row[3])) for row in rows if row)
+    found = tuple(Card(row[1], int(row[2]), bool(row[3])) for row in rows)  # type: ignore[index]
     return Chip(found, kilobytes << 10)
 
 
