@@ -208,8 +208,8 @@ def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
     imported = made.manifest.provenance.kind == "imported"
     made = replace(made, accepted=_checked_quality(made, params, measure, imported=imported))
     made = (made if key is None else made.signed(key)).with_report(folder, observer)
-    how: Any = {"create": params.create, "propose": params.create_pr, "dry_run": params.dry_run}
-    write = partial(publish_on, made=made, **how)
+    wanted = partial(publish_on, create=params.create, propose=params.create_pr)
+    write = partial(wanted, made=made, dry_run=params.dry_run)
     done, error = changes.write_to_each(hubs, write, "Publishing to", observer)
     asked = any(one.task.startswith("gpqa") and one.reporter == "measured" for one in made.scores)
     could_answer = not (asked or imported or made.accepted)
