@@ -49,6 +49,7 @@ DEV void not_before(float& x) { asm volatile("" : "+f"(x)); }
 DEV void not_before(long long& x) { asm volatile("" : "+l"(x)); }
 // The compiler does not work `x` out again where it is used.
 DEV void worked_out(const u8*& x) { asm("" : "+l"(x)); }
+DEV void worked_out(u32& x) { asm("" : "+r"(x)); }
 DEV void long_way() {}  // the emulator counts them
 
 DEV float ex2(float x) {

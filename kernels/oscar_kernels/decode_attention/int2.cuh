@@ -87,7 +87,9 @@ struct HalfQuery {
 // codes: then only the distance of a code from that middle meets an error of rounding.
 struct ByteQuery {
   static constexpr float MAGIC = 12582912.f;
-  static constexpr float MIDDLE = ((1 << BITS_K) - 1) * .5f;
+  // Lowest bit of codes as operands, as high as sums allow: a shift to the left may be a multiplication, beside masks.
+  static constexpr int BIT = BITS_K == 2 ? (DK > 128 ? 4 : 6) : DK > 128 ? 0 : 4;
+  static constexpr float MIDDLE = ((1 << BITS_K) - 1) * .5f * (1 << BIT);
   u32 digits[PAIRS][4][KC];
   int first[PAIRS][GK][2];
   float scale[NT], sum[NT][GK];
@@ -128,7 +130,7 @@ struct ByteQuery {
         UNROLL for (int i = 0; i < 2; i++) {
           const float most = __shfl_sync(ALL, largest, 8 * t + 4 * i), lost = fmaf(
               s[i], __shfl_sync(ALL, unit, 8 * t + 4 * i), -__int2float_rn(rounded[i]));
-          scale[2 * h + i] = most * (p.scale * (1.f / 127.f));
+          scale[2 * h + i] = most * (p.scale * (1.f / (127 << BIT)));
           sum[2 * h + i][v] = s[i] * p.scale;
           first[h][v][i] = (int)__float_as_uint(fmaf(lost, MIDDLE, MAGIC));
         }
@@ -197,8 +199,11 @@ struct Tile {
     UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
     if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) s.rescale(top, largest);
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] -= s.m[n];
+    float w[NT][4];
     u32 b[PAIRS][4][GV];
-    weigh(s, x, v_scale, v_offs, lane, b);
+    weigh(s, x, v_scale, lane, w, b);
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) s.l[n] += w[n][o];
+    offsets(s, w, v_offs);
     if (!EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
     if (!EARLY) arrive(empty);
     UNROLL for (int u = 0; u < 2; u++) values(s, b, codes[u], u);
@@ -217,31 +222,31 @@ struct Tile {
           x[n][o] = 8 * o + g < valid ? x[n][o] : -__int_as_float(0x7F800000);
     }
   }
-  // From logits less their maximum, which become weights, to the weights of octet o times value scale in `b`: token
-  // pairs of column g.
-  DEV static void weigh(State& s, float (&x)[NT][4], float (&v_scale)[4][GV], const float (&v_offs)[4][GV], int lane,
-                        u32 (&b)[PAIRS][4][GV]) {
-    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) {
-      x[n][o] = ex2(x[n][o]);
-      s.l[n] += x[n][o];
-      UNROLL for (int v = 0; v < GV; v++) s.z[n][v] = fmaf(x[n][o], v_offs[o][v], s.z[n][v]);
-    }
+  // Of logits less their maximum: weights, and those of octet o times value scale in `b`: token pairs of column g.
+  DEV static void weigh(const State& s, const float (&x)[NT][4], const float (&v_scale)[4][GV], int lane,
+                        float (&w)[NT][4], u32 (&b)[PAIRS][4][GV]) {
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) w[n][o] = ex2(x[n][o]);
     const u32 even = lane / 4 & 1 ? 0u : ALL;
     UNROLL for (int v = 0; v < GV; v++) {
-      if (!COARSE) UNROLL for (int o = 0; o < 4; o++) v_scale[o][v] *= s.value_scale;
+      float scale[4];
+      UNROLL for (int o = 0; o < 4; o++) scale[o] = COARSE ? v_scale[o][v] : v_scale[o][v] * s.value_scale;
       if constexpr (NT == 1) {
         UNROLL for (int o = 0; o < 4; o += 2) {
-          const u32 w = transpose(pack_f16(x[0][o] * v_scale[o][v], x[0][o + 1] * v_scale[o + 1][v]));
-          b[0][o][v] = w & even;
-          b[0][o + 1][v] = w & ~even;
+          const u32 y = transpose(pack_f16(w[0][o] * scale[o], w[0][o + 1] * scale[o + 1]));
+          b[0][o][v] = y & even;
+          b[0][o + 1][v] = y & ~even;
         }
       } else {
         UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int o = 0; o < 4; o++) {
-          const float even = x[2 * j][o] * v_scale[o][v], odd = x[2 * j + 1][o] * v_scale[o][v];
+          const float even = w[2 * j][o] * scale[o], odd = w[2 * j + 1][o] * scale[o];
           b[j][o][v] = transpose(COARSE ? pack_bf16(even, odd) : pack_f16(even, odd));
         }
       }
     }
+  }
+  DEV static void offsets(State& s, const float (&w)[NT][4], const float (&v_offs)[4][GV]) {
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++)
+        s.z[n][v] = fmaf(w[n][o], v_offs[o][v], s.z[n][v]);
   }
   // The same for many rows. Logits are less the maxima so far, which `begin` makes zero for the first tile.
   template <class Q>
@@ -254,18 +259,27 @@ struct Tile {
     Codes codes[2];
     if (EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
     if (EARLY) arrive(empty);
-    hide(p, sight, valid, lane, x);
-    float top[NT], largest = v_scale[0][0];
-    bool raise = first;
-    UNROLL for (int n = 0; n < NT; n++) {
-      top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
-      raise |= top[n] > HEADROOM + BIAS;
-    }
+    float top[NT], largest = v_scale[0][0], w[NT][4], l[NT];
+    const bool rare = first || valid < (DRAFTS ? 31 + DRAFTS : 32);
+    bool raise = rare;
     if (!COARSE) {
+      raise |= highest(x, top) > HEADROOM;
       UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
       raise |= largest * s.value_scale > 64.f;
     }
-    if (__any_sync(ALL, raise)) {
+    u32 b[PAIRS][4][GV];
+    if (!EARLY && DV <= 128) fetch(codes[0], stage, 0);
+    UNROLL_1 for (;;) {  // nothing waits for the vote
+      weigh(s, x, v_scale, lane, w, b);
+      UNROLL for (int n = 0; n < NT; n++) {
+        l[n] = s.l[n] + w[n][0] + w[n][1] + w[n][2] + w[n][3];
+        not_before(l[n]);
+        if (COARSE) raise |= l[n] > MOST;
+      }
+      if (!__any_sync(ALL, raise)) break;
+      raise = false;
+      hide(p, sight, valid, lane, x);
+      highest(x, top);
       float before[NT];
       UNROLL for (int n = 0; n < NT; n++) {
         before[n] = s.m[n];
@@ -275,11 +289,19 @@ struct Tile {
       s.rescale(top, largest, first);
       UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] += before[n] - s.m[n];
     }
-    u32 b[PAIRS][4][GV];
-    weigh(s, x, v_scale, v_offs, lane, b);
-    if (!EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
+    UNROLL for (int n = 0; n < NT; n++) s.l[n] = l[n];
+    offsets(s, w, v_offs);
+    if (!EARLY && DV > 128) fetch(codes[0], stage, 0);
+    if (!EARLY) fetch(codes[1], stage, 1);
     if (!EARLY) arrive(empty);
     UNROLL for (int u = 0; u < 2; u++) values(s, b, codes[u], u);
+  }
+  // The highest logits of a lane's rows, and of all.
+  DEV static float highest(const float (&x)[NT][4], float (&top)[NT]) {
+    UNROLL for (int n = 0; n < NT; n++) top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
+    float y = top[0];
+    UNROLL for (int n = 1; n < NT; n++) y = fmaxf(y, top[n]);
+    return y;
   }
   DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
     u32 w[GK + GV];
@@ -382,7 +404,7 @@ struct Tile {
     int d[PAIRS][GK][4];
     UNROLL for (int load = 0; load < PARTS_K * K_LOADS; load++) {
       const int j = load % K_LOADS * 2, next = min(j + 1, KC - 1);
-      const u32 at = stage + k_offset[load] + 16 * u * ROW_UNITS * 16, mask = fields<BITS_K>(0x01010101u, 0);
+      const u32 at = stage + k_offset[load] + 16 * u * ROW_UNITS * 16, mask = fields<BITS_K>(0x01010101u, 0) << ByteQuery::BIT;
       u32 a[4] = {};
       if (j + 1 < KC)
         ldmatrix4(a, at);
@@ -391,7 +413,7 @@ struct Tile {
       UNROLL for (int i = 0; i < IN_BYTE_K; i++) {
         const int r = load / K_LOADS * IN_BYTE_K + i, v = r * GK / 4;
         u32 y[4];
-        UNROLL for (int k = 0; k < 4; k++) y[k] = a[k] >> BITS_K * i & mask;
+        UNROLL for (int k = 0; k < 4; k++) y[k] = shifted(a[k], ByteQuery::BIT - BITS_K * i) & mask;
         UNROLL for (int h = 0; h < PAIRS; h++) {
           if (j == 0 && r % (4 / GK) == 0)
             mma_u8_first(d[h][v], q.first[h][v], y[0], y[1], y[2], y[3], q.digits[h][r][j], q.digits[h][r][next]);

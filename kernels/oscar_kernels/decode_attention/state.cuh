@@ -34,6 +34,7 @@ constexpr float NEVER = -1e30f, HEADROOM = 8.f;
 // They are 2^BIAS times as large, so that products with codes, bfloat16 subnormals, are not too small for a float.
 constexpr bool COARSE = MANY_ROWS && QUERY == 0 && QUERY_BYTES;
 constexpr int BIAS = COARSE ? 64 : 0;
+constexpr float MOST = 0x1p104f;  // sum of such weights of a row; a lane's part of all that fit into memory is less
 
 struct Params {
   const void* query;
@@ -72,6 +73,8 @@ template <int BITS>
 DEV constexpr u32 fields(u32 ones, int i) {
   return ones * ((1 << BITS) - 1) << (BITS * i);
 }
+
+DEV u32 shifted(u32 x, int left) { return left < 0 ? x >> -left : x << left; }
 
 DEV float low_affine(u32 x) { return AFFINE_BF16 ? low_bf16(x) : low_f16(x); }
 DEV float high_affine(u32 x) { return AFFINE_BF16 ? high_bf16(x) : high_f16(x); }

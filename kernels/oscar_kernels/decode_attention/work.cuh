@@ -12,7 +12,7 @@
 constexpr int AHEAD = STAGES - 2;
 struct Ring {
   u32 shared, stage, round;
-  DEV explicit Ring(u32 shared) : shared(shared), stage(0), round(0) {}
+  DEV explicit Ring(u32 at) : shared(at), stage(0), round(0) { worked_out(shared); }
   DEV u32 data() const { return shared + stage * STAGE_BYTES; }
   DEV u32 full() const { return shared + TILE_BYTES + stage * 16; }
   DEV u32 empty() const { return full() + 8; }
@@ -61,32 +61,39 @@ struct Place {
 struct Loader {
   const SLOT_T* slots;
   Positions at;
-  const u8 *codes, *affine, *own;
+  const u8 *codes, *affine, *own, *own_affine;
   // Whether a lane's copies are of one unit of every token, so that its address is worked out once. Kernels of few query
   // heads are faster as the compiler does it by itself.
-  static constexpr bool OWN = MANY_ROWS && Place<ROW_UNITS>::PERIOD == 1;
+  static constexpr bool OWN = MANY_ROWS && Place<ROW_UNITS>::PERIOD == 1,
+                        OWN_AFFINE = MANY_ROWS && Place<AFFINE_UNITS>::PERIOD == 1;
+  // A copy of codes is of so many tokens. A lane keeps the slot that the others of the same token ask for by a constant.
+  static constexpr int AT_ONCE = 32 % ROW_UNITS == 0 ? 32 / ROW_UNITS : 1, PART = 32 / AT_ONCE;
   DEV Loader(const Params& p, const Request& r, int block) : slots(p.slots + r.first), at(r, int2_end(p, r)) {
     codes = p.codes + block * (ROW_UNITS * 16);
     affine = p.affine + block * AFFINE_ROW;
     own = codes + Place<ROW_UNITS>(0, threadIdx.x % 32).unit * 16;
+    own_affine = affine + Place<AFFINE_UNITS>(0, threadIdx.x % 32).unit * AU;
     if (OWN) worked_out(own);
+    if (OWN_AFFINE) worked_out(own_affine);
   }
-  // Slot of token 32 * i + lane of a tile; 0, the dummy, behind the last token.
+  // Slots of 32 * i and the next tokens of a tile; 0, the dummy, behind the last token.
   DEV void fetch(int tile, int hi, u32 (&slot)[TW], int lane) const {
     UNROLL for (int i = 0; i < TW; i++) {
-      const int j = tile * TILE + 32 * i + lane;
+      const int j = tile * TILE + 32 * i + lane % PART * AT_ONCE + lane / PART;
       slot[i] = tile < hi && j < at.count ? (u32)__ldg(slots + at[j]) : 0u;
     }
   }
   DEV void code(const Params& p, u32 stage, u32 slots, int i, int lane) const {
     const Place<ROW_UNITS> at(i, lane);
-    copy_async<16>(stage + at.to<true>() * 16,
-                   (OWN ? own : codes + at.unit * 16) + (u64)__shfl_sync(ALL, slots, at.token()) * p.code_stride, true);
+    const u32 slot = AT_ONCE > 1 ? __shfl_sync(ALL, slots, i % PART, PART) : __shfl_sync(ALL, slots, at.token());
+    copy_async<16>(stage + at.to<true>() * 16, (OWN ? own : codes + at.unit * 16) + (u64)slot * p.code_stride, true);
   }
   DEV void scale(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
     const Place<AFFINE_UNITS> at(i, lane);
+    const int token = at.token() % 32;
+    const u32 slot = __shfl_sync(ALL, slots, token % AT_ONCE * PART + token / AT_ONCE);
     copy_async<AU>(stage + CODE_BYTES + at.to<AFFINE_TURNED>() * AU,
-                   affine + at.unit * AU + (u64)__shfl_sync(ALL, slots, at.token()) * p.affine_stride, at.token() < left);
+                   (OWN_AFFINE ? own_affine : affine + at.unit * AU) + (u64)slot * p.affine_stride, at.token() < left);
   }
   // All of a tile, as soon as its stage is free. Behind the last token come codes of the dummy slot, and zeros as their
   // scales and offsets.
@@ -105,10 +112,10 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   u32 slot[TW];
   int mine = lo + warp;  // the tile that this warp copies next
   loader.fetch(mine, hi, slot, lane);
-  if (mine < min(lo + AHEAD, hi)) {
+  if (warp < AHEAD) {
     u32 later[TW];  // not behind the copies
     loader.fetch(mine + WARPS, hi, later, lane);
-    loader.copy(p, ring.plus(warp), mine, slot, lane);
+    if (mine < hi) loader.copy(p, ring.plus(warp), mine, slot, lane);
     mine += WARPS;
     UNROLL for (int i = 0; i < TW; i++) slot[i] = later[i];
   }
@@ -119,16 +126,19 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   Query q;
   q.load(p, rows, lane);
   tile.begin(s);
-  for (int i = lo; i < hi; i++) {
+  for (int i = lo; i < hi;) {
     if (i + AHEAD == mine) {
       if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
       mine += WARPS;
       loader.fetch(mine, hi, slot, lane);
     }
-    wait_phase(ring.full(), ring.round);
-    tile.compute(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), ring.empty(), left, i == lo, lane);
-    ring = ring.plus(1);
-    left -= TILE;
+    const int copying = min(mine - AHEAD, hi);
+    UNROLL_1 for (; i < copying; i++) {
+      wait_phase(ring.full(), ring.round);
+      tile.compute(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), ring.empty(), left, i == lo, lane);
+      ring = ring.plus(1);
+      left -= TILE;
+    }
   }
 }
 

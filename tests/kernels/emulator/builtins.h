@@ -106,8 +106,9 @@ inline void __syncthreads() { machine::arrive_and_wait(); }
 inline bool __syncthreads_or(bool x) { return machine::arrive_and_wait(x); }
 inline void __syncwarp() { machine::exchange(0, 1); }
 template <class T>
-T __shfl_sync(u32, T x, int lane) {
-  return machine::shuffle(x, lane, 2);
+T __shfl_sync(u32, T x, int lane, int width = 32) {
+  const int own = machine::current % 32;
+  return machine::shuffle(x, own / width * width + lane % width, 2);
 }
 template <class T>
 T __shfl_xor_sync(u32, T x, int mask) {

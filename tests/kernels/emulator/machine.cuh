@@ -39,6 +39,7 @@ DEV void load_once(uint4& x, const void* at) { x = machine::load<uint4>(at); }
 DEV void not_before(float&) {}
 DEV void not_before(long long&) {}
 DEV void worked_out(const u8*&) {}
+DEV void worked_out(u32&) {}
 DEV void long_way() { machine::long_ways += machine::current % 32 == 0; }
 
 DEV float ex2(float x) { return exp2f(x); }
