@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from unittest import mock
@@ -31,7 +30,7 @@ def main(folder: Path) -> None:
     import torch
     from emulation import Emulator
 
-    from oscar_kernels.decode_attention import cuda, tuning
+    from oscar_kernels.decode_attention import cuda
     from oscar_kernels.spec import QuantSpec
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,13 +51,12 @@ def main(folder: Path) -> None:
             filling = random_caches.random_cache(LENGTHS, spec, device=device, **stores)
         query = torch.randn(len(LENGTHS), heads, dim, device=device).bfloat16()
         options, found = {"sm_scale": sharp / math.sqrt(dim), "logit_cap": 0.0}, []
-        for tiles in (tuning.CUDA, replace(tuning.CUDA, query_bytes=False)):
+        for given in (query, query.half()):
             if device == "cuda":
-                given = filling.cache, filling.batch
-                out = cuda.decode_attention(query, *given, tiles=tiles, **options)
+                out = cuda.decode_attention(given, filling.cache, filling.batch, **options)
             else:
-                job = emulated.Job(filling, query, None, options)
-                out = emulated.emulate(emulator, job, blocks=6, merged=4, stable=True, tiles=tiles)
+                job = emulated.Job(filling, given, None, options)
+                out = emulated.emulate(emulator, job, blocks=6, merged=4, stable=True)
             of = out, filling, query, options["sm_scale"]
             ours, theirs = random_caches.errors_beside_bfloat16(*of)
             found += [ours] if found else [theirs, ours]

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import importlib.util
 import logging
 import os
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from oscar_kernels.chips import Target
 
@@ -238,44 +238,15 @@ def _alone(path: Path) -> Iterator[None]:
     Where the file system has no locks, or after `PATIENCE`, the body runs without one: two
     processes then compile the same code, and both are right.
     """
-    descriptor = _locked(path)
+    lock = FileLock(path, timeout=PATIENCE, mode=0o600)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire(poll_interval=_PAUSE)
     try:
         yield
     finally:
-        if descriptor is not None:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            os.close(descriptor)
-
-
-def _locked(path: Path) -> int | None:
-    """A descriptor of the file `path` that holds its lock; `None` if it cannot be had."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            time.sleep(_PAUSE)
-            continue
-        except OSError:
-            os.close(descriptor)
-            return None
-        if _is_at(descriptor, path):
-            return descriptor
-        os.close(descriptor)  # its last holder has removed this file; the next one has another
-    return None
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except OSError:
-        return False
+        with contextlib.suppress(OSError):
+            path.unlink()  # whoever waits for it finds the code; whoever makes it again is right
+        lock.release()
 
 
 def _private(place: Path) -> Path | None:

@@ -359,21 +359,19 @@ def test_dtypes(dtype: torch.dtype, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("group", "query_bytes", "most"), [
-    (4, True, 1.2), (8, False, 1.2), (8, True, 3), (16, True, 3),
+@pytest.mark.parametrize(("group", "dtype", "most"), [
+    (4, HALF, 1.2), (8, torch.float16, 1.2), (8, HALF, 3), (16, HALF, 3),
 ])  # fmt: skip
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("sharp", [1, 3])
 def test_errors_beside_attention_in_bfloat16(
-    head_dim: int, group: int, query_bytes: bool, most: float, sharp: float
+    head_dim: int, group: int, dtype: torch.dtype, most: float, sharp: float
 ) -> None:
     """Like the test in the emulator."""
     filling, query, _ = case((700, 4000), head_dim=head_dim, group=group, sink=0, recent=0)
-    scale, tiles = sharp * head_dim**-0.5, dataclasses.replace(tuning.CUDA, query_bytes=query_bytes)
-    workspace = workspace_for(filling, query)
-    options = {"sm_scale": scale, "workspace": workspace, "tiles": tiles}
-    out = cuda.decode_attention(query, filling.cache, filling.batch, **options)
-    ours, theirs = errors_beside_bfloat16(out, filling, query, scale)
+    options = {"sm_scale": sharp * head_dim**-0.5, "workspace": workspace_for(filling, query)}
+    out = cuda.decode_attention(query.to(dtype), filling.cache, filling.batch, **options)
+    ours, theirs = errors_beside_bfloat16(out, filling, query, options["sm_scale"])
     assert (ours < most * theirs).all()
 
 

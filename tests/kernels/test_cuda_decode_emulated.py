@@ -35,6 +35,8 @@ and 244 that a decode step reads from INT2."""
 OTHER_LENGTHS = (0, 97, 184, 185)
 """With 128 INT2 tokens, which fill a tile of eight warps and two KV heads, and with 129."""
 
+HALF = torch.bfloat16
+
 runs = count()
 
 
@@ -216,21 +218,35 @@ def test_a_request_alone(emulator: Emulator, merged: int) -> None:
     assert_as_good_as_torch(out, alone.expected, [alone.query])
 
 
-@pytest.mark.parametrize(("group", "head_dim", "query_bytes", "sharp", "most"), [
-    (4, 128, True, 1, 1), (8, 128, False, 1, 1),
-    (8, 64, True, 3, 3), (8, 128, True, 3, 3), (16, 128, True, 3, 3), (8, 256, True, 3, 3),
+@pytest.mark.parametrize(("group", "head_dim", "dtype", "sharp", "most"), [
+    (4, 128, HALF, 1, 1), (8, 128, torch.float16, 1, 1),
+    (8, 64, HALF, 3, 3), (8, 128, HALF, 3, 3), (16, 128, HALF, 3, 3), (8, 256, HALF, 3, 3),
 ])  # fmt: skip
 def test_errors_beside_attention_in_bfloat16(
-    emulator: Emulator, group: int, head_dim: int, query_bytes: bool, sharp: float, most: float
+    emulator: Emulator, group: int, head_dim: int, dtype: torch.dtype, sharp: float, most: float
 ) -> None:
     """Only a query of bytes has more error, the more the sharper attention is."""
     shape = {"group": group, "heads": 1, "head_dim": head_dim, "sm_scale": sharp * head_dim**-0.5}
     case = job(lengths=(700, 400), starts=10_000, **shape)
-    tiles = replace(tuning.CUDA, query_bytes=query_bytes)
-    out = emulate(emulator, case, blocks=5, merged=4, stable=True, tiles=tiles)[:2]
+    given = case._replace(query=case.query.to(dtype))
+    out = emulate(emulator, given, blocks=5, merged=4, stable=True)[:2]
     scale = case.options["sm_scale"]
     ours, theirs = errors_beside_bfloat16(out, case.filling, case.query[:2], scale)
     assert (ours < most * theirs).all()
+
+
+@pytest.mark.parametrize(("group", "dtype"), [(4, HALF), (8, HALF), (8, torch.float16)])
+@pytest.mark.parametrize("sharp", [3, 30])
+def test_maxima_that_rise(emulator: Emulator, group: int, dtype: torch.dtype, sharp: float) -> None:
+    """Logits of later tiles are far above those of the first, by more than a float's range."""
+    case = job(group=group, heads=1, lengths=(700, 90), starts=10_000, sm_scale=0.01)
+    case.query[:] = torch.randint(-8, 8, case.query.shape) * 16  # exact as bytes
+    case.query[..., 0] = 127
+    keys, indices = case.filling.cache.affine[..., :2], case.filling.batch.kv_indices.long()
+    keys[indices] *= torch.linspace(0.01, sharp, len(indices)).reshape(-1, 1, 1).to(keys.dtype)
+    given = case._replace(query=case.query.to(dtype))
+    out = emulate(emulator, given, blocks=2, merged=4, stable=True)
+    assert_as_good_as_torch(out, case.expected, [case.query])
 
 
 def test_what_rounding_takes_from_all_channels_is_given_back(emulator: Emulator) -> None:

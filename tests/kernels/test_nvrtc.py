@@ -2,7 +2,6 @@
 file, shared by processes that want the same code at once), and compiling before a launch."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,7 +9,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -111,28 +109,6 @@ def test_who_waited_for_a_failure_makes_it_again(folder: Path) -> None:
         with pytest.raises(RuntimeError, match="refused"):
             first.result()
     assert nvrtc.kept(["x"], forbidden) == b"code"
-
-
-def _holds(told: Connection) -> None:
-    def make() -> bytes:
-        told.send("making")
-        threading.Event().wait()
-        return b""
-
-    nvrtc.kept(["x"], make)
-
-
-def test_a_killed_process_holds_nobody_up(folder: Path) -> None:
-    fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe()
-    child = fork.Process(target=_holds, args=(there,))
-    child.start()
-    assert here.recv() == "making"
-    child.kill()
-    child.join()
-    assert [x.suffix for x in folder.iterdir()] == [".lock"]
-    assert nvrtc.kept(["x"], lambda: b"code") == b"code"
-    assert [x.suffix for x in folder.iterdir()] == [".cubin"]
 
 
 def test_without_patience_both_make_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

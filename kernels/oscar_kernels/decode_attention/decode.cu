@@ -3,8 +3,8 @@
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
 // row, BITS_K BITS_V bits of a code, GROUP query rows of a KV head, HB KV heads and TW token groups of a block, VH
 // warps that share the query heads of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types,
-// QUERY 0 bfloat16 1 float16 2 float32, QUERY_BYTES, AFFINE_BF16, CAPPED, LEARNED (sinks), BLOCKS per multiprocessor,
-// WINDOW_COST START; DRAFTS of a request that are verified, or 0.
+// QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, LEARNED (sinks), BLOCKS per multiprocessor, WINDOW_COST
+// START; DRAFTS of a request that are verified, or 0.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, two
 // units each), then its window steps (16 * TW tokens, WINDOW_COST units each). In front of either, START units stand for
@@ -19,8 +19,7 @@
 // K: one AND leaves four codes in the bytes of an int8 operand, times 2^B where B is the lowest bit of their field. The
 // query is a 16-bit integer per channel in two int8 digits, neighbouring columns, so the product is exact: hi * 256 +
 // lo, scaled once per token. With more than four query heads a warp (`MANY_ROWS`) a bfloat16 query is one such digit
-// if QUERY_BYTES (`ByteQuery` says what that costs). With one in float16 codes are taken as for V, and the query is times
-// 2^-B.
+// (`ByteQuery` says what that costs). With one in float16 codes are taken as for V, and the query is times 2^-B.
 //
 // V: a field left in place in a 16-bit lane is the float16 subnormal code * 2^B * 2^-24, exact; 2^-B * 2^24 goes to the
 // end. Weights are float16, kept in range by a power of two for the scales of values (`State::rescale`).

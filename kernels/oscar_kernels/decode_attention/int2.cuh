@@ -139,19 +139,7 @@ struct ByteQuery {
   }
 };
 
-template <int, bool>
-struct QueryChoice {
-  typedef Query8 type;
-};
-template <>
-struct QueryChoice<0, true> {
-  typedef ByteQuery type;
-};
-template <>
-struct QueryChoice<1, true> {
-  typedef HalfQuery type;
-};
-typedef QueryChoice<QUERY || QUERY_BYTES ? QUERY : 1, MANY_ROWS>::type Query;
+typedef Either<!MANY_ROWS, Query8, Either<QUERY == 1, HalfQuery, ByteQuery>::type>::type Query;
 
 // One tile of a warp: 32 tokens of one KV head, the first `valid` of which count.
 struct Tile {
@@ -174,39 +162,6 @@ struct Tile {
     const int row = 32 * group + lane / 4, at = head * AFFINE;
     affine_offset = CODE_BYTES + row * AFFINE_ROW +
                     (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
-  }
-  DEV static void begin(State& s) {
-    if (MANY_ROWS)
-      UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;
-  }
-  // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
-  DEV void compute(const Params& p, State& s, const Query8& q, const Sight& sight, u32 stage, u32 empty, int valid,
-                    bool, int lane) const {
-    float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
-    UNROLL for (int o = 0; o < 4; o++)
-        load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
-    UNROLL for (int u = 0; u < 2; u++) scores(p, q, stage, u, k_scale, k_offs, x);
-    Codes codes[2];
-    if (EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
-    if (EARLY) arrive(empty);
-    hide(p, sight, valid, lane, x);
-    float top[NT], largest = v_scale[0][0];
-    bool raise = false;
-    UNROLL for (int n = 0; n < NT; n++) {
-      top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
-      raise |= top[n] > s.m[n] + HEADROOM;
-    }
-    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
-    if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) s.rescale(top, largest);
-    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] -= s.m[n];
-    float w[NT][4];
-    u32 b[PAIRS][4][GV];
-    weigh(s, x, v_scale, lane, w, b);
-    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) s.l[n] += w[n][o];
-    offsets(s, w, v_offs);
-    if (!EARLY) UNROLL for (int u = 0; u < 2; u++) fetch(codes[u], stage, u);
-    if (!EARLY) arrive(empty);
-    UNROLL for (int u = 0; u < 2; u++) values(s, b, codes[u], u);
   }
   // Logits of tokens that a row may not see become -infinity.
   DEV static void hide(const Params& p, const Sight& sight, int valid, int lane, float (&x)[NT][4]) {
@@ -248,9 +203,8 @@ struct Tile {
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++)
         s.z[n][v] = fmaf(w[n][o], v_offs[o][v], s.z[n][v]);
   }
-  // The same for many rows. Logits are less the maxima so far, which `begin` makes zero for the first tile.
-  template <class Q>
-  DEV void compute(const Params& p, State& s, const Q& q, const Sight& sight, u32 stage, u32 empty, int valid,
+  // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
+  DEV void compute(const Params& p, State& s, const Query& q, const Sight& sight, u32 stage, u32 empty, int valid,
                     bool first, int lane) const {
     float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
@@ -321,8 +275,8 @@ struct Tile {
       vo[v] = high_affine(w[GK + v]);
     }
   }
-  // Logits of tokens 16u + g and 16u + 8 + g.
-  DEV void scores(const Params& p, const Query8& q, u32 stage, int u, const float (&ks)[4][GK],
+  // Logits of tokens 16u + g and 16u + 8 + g, less the maxima so far.
+  DEV void scores(const Params& p, const State& s, const Query8& q, u32 stage, int u, const float (&ks)[4][GK],
                   const float (&ko)[4][GK], float (&x)[NT][4]) const {
     int d[NT][GK * SUMS][4];
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int r = 0; r < GK * SUMS; r++)
@@ -349,7 +303,7 @@ struct Tile {
     }
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 2; i++) {
       const int o = 2 * u + i;
-      float y = 0.f;
+      float y = CAPPED ? 0.f : -s.m[n];
       UNROLL for (int v = 0; v < GK; v++) {
         int hi = d[n][v * SUMS][2 * i], lo = d[n][v * SUMS][2 * i + 1];
         UNROLL for (int r = v * SUMS + 1; r < (v + 1) * SUMS; r++) {
@@ -358,10 +312,10 @@ struct Tile {
         }
         y = fmaf(__int2float_rn(hi * 256 + lo), ks[o][v] * q.scale[n][v], fmaf(ko[o][v], q.sum[n][v], y));
       }
-      x[n][o] = logit(p, y);
+      x[n][o] = CAPPED ? logit(p, y) - s.m[n] : y;
     }
   }
-  // The same with a query in float16, less the maxima so far.
+  // The same with a query in float16.
   DEV void scores(const Params& p, const State& s, const HalfQuery& q, u32 stage, int u,
                   const float (&ks)[4][GK], const float (&ko)[4][GK], float (&x)[NT][4]) const {
     float c[PAIRS][GK][4];

@@ -142,27 +142,37 @@ DEV void undo(const Params& p, const Partner<OUT, COUNT>& partner, const Merged<
   }
 }
 
-// Partial results of row `row` of the batch.
-struct Parts {
-  u32 base = 0;
-  int count = 0;
-  DEV void find(const Params& p, int row, int head) {
-    if (row >= p.batch * GROUP) return;
-    const int b = row / GROUP, query_head = row % GROUP, *first = Plan(p).parts + head / HB * p.batch + b;
-    const int from = __ldcg(first);
-    base = from * LEFT + (query_head / GW * HB + head % HB) * GW + query_head % GW;
-    count = __ldcg(first + 1) - from;
-  }
-  DEV u32 operator[](int i) const { return base + i * LEFT; }
-};
+// Channels of a lane, and how many of them are in a word of a partial result.
+constexpr int EACH = DV / 32, IN_WORD = 4 / sizeof(Part);
+typedef u32 PartWords[EACH / IN_WORD];
 
-constexpr int EACH = DV / 32;  // channels of a lane
+// Partial results of row `row` of the batch: the channels of a lane, and the statistics.
+struct Parts {
+  const Part* rows;
+  const float2* stats;
+  int count = 0;
+  DEV void find(const Params& p, int row, int head, int lane) {
+    u32 base = 0;
+    if (row < p.batch * GROUP) {
+      const int b = row / GROUP, query_head = row % GROUP, *first = Plan(p).parts + head / HB * p.batch + b;
+      const int from = __ldcg(first);
+      base = from * LEFT + (query_head / GW * HB + head % HB) * GW + query_head % GW;
+      count = __ldcg(first + 1) - from;
+    }
+    rows = p.partial + (size_t)base * DV + lane * EACH;
+    stats = p.stats + base;
+  }
+  DEV void skip(int parts) {
+    rows += (size_t)parts * LEFT * DV;
+    stats += parts * LEFT;
+  }
+};
 
 // What a lane knows of a row: maximum and sum of all, its channels of the output.
 struct RowSum {
   float m = NEVER, l = 0.f, x[EACH] = {};
   template <int N>
-  DEV void add(const float2 (&stats)[N], const float (&y)[N][EACH]) {
+  DEV void add(const float2 (&stats)[N], const PartWords (&y)[N]) {
     float top = m;
     UNROLL for (int d = 0; d < N; d++) top = fmaxf(top, stats[d].x);
     const float old = ex2(m - top);
@@ -170,44 +180,54 @@ struct RowSum {
     l *= old;
     UNROLL for (int i = 0; i < EACH; i++) x[i] *= old;
     UNROLL for (int d = 0; d < N; d++) {
-      const float w = ex2(stats[d].x - m);
-      l = fmaf(w, stats[d].y, l);
-      UNROLL for (int i = 0; i < EACH; i++) x[i] = fmaf(w, y[d][i], x[i]);
+      const float w = ex2(stats[d].x - m) * stats[d].y;
+      l += w;
+      UNROLL for (int i = 0; i < EACH; i++) {
+        const u32 z = y[d][i / IN_WORD];
+        x[i] = fmaf(w, IN_WORD == 1 ? __uint_as_float(z) : i % 2 ? high_affine(z) : low_affine(z), x[i]);
+      }
     }
   }
 };
 
-// A lane's channels of a partial result, or zeros.
-DEV void load_part(const Params& p, u32 at, bool valid, int lane, float2& stats, float (&y)[EACH]) {
-  stats = make_float2(NEVER, 0.f);
-  UNROLL for (int i = 0; i < EACH; i++) y[i] = 0.f;
-  if (!valid) return;
-  stats = __ldcg(p.stats + at);
-  const float* from = p.partial + (size_t)at * DV + lane * EACH;
-  if constexpr (EACH == 2) {
-    const float2 z = __ldcg(reinterpret_cast<const float2*>(from));
-    y[0] = z.x, y[1] = z.y;
+// N words next to each other, past the first-level cache.
+template <int N>
+DEV void load_words(u32 (&x)[N], const void* at) {
+  if constexpr (N == 1) {
+    x[0] = __ldcg(static_cast<const u32*>(at));
+  } else if constexpr (N == 2) {
+    const uint2 y = __ldcg(static_cast<const uint2*>(at));
+    x[0] = y.x, x[1] = y.y;
   } else {
-    UNROLL for (int i = 0; i < EACH; i += 4) {
-      const float4 z = __ldcg(reinterpret_cast<const float4*>(from + i));
-      y[i] = z.x, y[i + 1] = z.y, y[i + 2] = z.z, y[i + 3] = z.w;
+    UNROLL for (int i = 0; i < N / 4; i++) {
+      const uint4 y = __ldcg(static_cast<const uint4*>(at) + i);
+      x[4 * i] = y.x, x[4 * i + 1] = y.y, x[4 * i + 2] = y.z, x[4 * i + 3] = y.w;
     }
   }
 }
+// Part `i` of a row, or zeros; channels as they are, because nothing should wait for them.
+DEV void load_part(const Parts& from, int i, bool valid, float2& stats, PartWords& y) {
+  stats = make_float2(NEVER, 0.f);
+  UNROLL for (int j = 0; j < EACH / IN_WORD; j++) y[j] = 0;
+  if (!valid) return;
+  stats = __ldcg(from.stats + i * LEFT);
+  load_words(y, from.rows + i * LEFT * DV);
+}
 
-// Every SHARE-th part of OWN rows, from `first` on, DEEP of each at a time.
+// Every SHARE-th part of OWN rows, DEEP of each at a time; `first` of them are in front of `parts`.
 template <int DEEP, int SHARE, int OWN>
-DEV void sum_parts(const Params& p, const Parts (&parts)[OWN], int first, int lane, RowSum (&rows)[OWN]) {
+DEV void sum_parts(Parts (&parts)[OWN], int first, RowSum (&rows)[OWN]) {
   int most = 0;
   UNROLL for (int j = 0; j < OWN; j++) most = max(most, parts[j].count);
   for (; first < most; first += DEEP * SHARE) {
     float2 stats[OWN][DEEP];
-    float y[OWN][DEEP][EACH];
-    UNROLL for (int d = 0; d < DEEP; d++) UNROLL for (int j = 0; j < OWN; j++) {
-      const int part = first + d * SHARE;
-      load_part(p, parts[j][part], part < parts[j].count, lane, stats[j][d], y[j][d]);
+    PartWords y[OWN][DEEP];
+    UNROLL for (int d = 0; d < DEEP; d++) UNROLL for (int j = 0; j < OWN; j++)
+        load_part(parts[j], d * SHARE, first + d * SHARE < parts[j].count, stats[j][d], y[j][d]);
+    UNROLL for (int j = 0; j < OWN; j++) {
+      rows[j].add(stats[j], y[j]);
+      parts[j].skip(DEEP * SHARE);
     }
-    UNROLL for (int j = 0; j < OWN; j++) rows[j].add(stats[j], y[j]);
   }
 }
 
@@ -224,7 +244,7 @@ DEV void load_sinks(const Params& p, float (&sinks)[ROWS], int head) {
 // What a row's sum is multiplied with: one over the sum of all weights, to which a learned sink adds its own. The sum
 // and `l` are of weights that are one where a logit is `m`.
 DEV float normalizer(float m, float l, float sink) {
-  if constexpr (!LEARNED) return l > 0.f ? __fdividef(1.f, l) : 0.f;
+  if constexpr (!LEARNED) return one_over(l);
   const float top = fmaxf(m, sink), w = ex2(m - top), sum = fmaf(w, l, ex2(sink - top));
   return l > 0.f ? __fdividef(w, sum) : 0.f;
 }
@@ -280,7 +300,11 @@ DEV void merge(const Params& p) {
   UNROLL for (int n = 0; n < Out::LINES / 8; n++) outs[n] = find_row(p, head, 8 * n + lane / 4, ROWS);
   const int row = warp / SHARE * OWN;
   Parts parts[OWN];
-  UNROLL for (int j = 0; j < OWN; j++) parts[j].find(p, blockIdx.x / SLICES * ROWS + row + j, head);
+  UNROLL for (int j = 0; j < OWN; j++) {
+    parts[j].find(p, blockIdx.x / SLICES * ROWS + row + j, head, lane);
+    parts[j].skip(warp % SHARE);
+    not_before(parts[j].rows), not_before(parts[j].stats);
+  }
   if (!EXACT && !PARTNER_SHARED && p.partner) partner.round();
   wait_then_release();
   if constexpr (LEARNED) {
@@ -288,7 +312,7 @@ DEV void merge(const Params& p) {
     __syncthreads();
   }
   RowSum sums[OWN];
-  sum_parts<DEEP, SHARE>(p, parts, warp % SHARE, lane, sums);
+  sum_parts<DEEP, SHARE>(parts, warp % SHARE, sums);
   if constexpr (SHARE == 1) {
     UNROLL for (int j = 0; j < OWN; j++) {
       const float factor = normalizer(sums[j].m, sums[j].l, LEARNED ? sinks[row + j] : 0.f);

@@ -14,7 +14,7 @@ constexpr int SUMS = IN_BYTE_K < 4 / GK ? IN_BYTE_K : 4 / GK;                   
 constexpr int NODES = DRAFTS ? DRAFTS : 1, HEADS = GROUP / NODES;
 // Query heads of a warp, in n-tiles of four; two of these share the eight columns of a product with values.
 constexpr int GW = (GROUP + VH - 1) / VH, NT = GW <= 4 ? 1 : (GW + 7) / 8 * 2, PAIRS = (NT + 1) / 2, MT = DV / 16;
-// With more than four query heads a warp takes a bfloat16 query as one byte or float16, and one in float16 as it is.
+// With more than four query heads a warp takes a bfloat16 query as one byte, and one in float16 as it is.
 // Threads that the compiler leaves registers for. Where outputs are few, code for more of them is faster.
 constexpr int ROOM = BLOCKS == 1 && PAIRS * MT <= 8 ? THREADS + 128 : THREADS;
 constexpr bool MANY_ROWS = NT > 1 && QUERY != 2;
@@ -32,9 +32,20 @@ constexpr int LEFT = HB * VH * GW;  // rows of results of a segment
 constexpr float NEVER = -1e30f, HEADROOM = 8.f;
 // Many rows of a query in bytes have weights in bfloat16, which keeps their products with any scale of values in range.
 // They are 2^BIAS times as large, so that products with codes, bfloat16 subnormals, are not too small for a float.
-constexpr bool COARSE = MANY_ROWS && QUERY == 0 && QUERY_BYTES;
+constexpr bool COARSE = MANY_ROWS && QUERY == 0;
 constexpr int BIAS = COARSE ? 64 : 0;
 constexpr float MOST = 0x1p104f;  // sum of such weights of a row; a lane's part of all that fit into memory is less
+
+template <bool, class A, class>
+struct Either {
+  typedef A type;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  typedef B type;
+};
+// Partial results of bfloat16 outputs have 16 bits, which take half as long to store and to merge.
+typedef Either<QUERY == 0, u16, float>::type Part;
 
 struct Params {
   const void* query;
@@ -44,7 +55,7 @@ struct Params {
   const SLOT_T* slots;
   const ROW_T* rows;
   const int *sink_block, *sink_from, *ring_start;
-  float* partial;        // [segments, LEFT, DV]
+  Part* partial;         // [segments, LEFT, DV]: means of values by the weights of a segment
   float2* stats;         // [segments, LEFT]: running maximum (base 2), sum
   int* plan;             // see `Plan`
   void* out;             // [batch * NODES, heads * HEADS, DV]
@@ -168,8 +179,6 @@ struct Sight {
   }
 };
 
-// What a warp keeps of its query heads, and how it leaves it for stage 2.
-
 // What a warp knows of its query heads so far; `z` sums p * offset. Lane t: heads t, 4 + t, ... of the warp.
 struct State {
   float m[NT], l[NT], z[NT][GV], acc[PAIRS][MT][4], value_scale;
@@ -216,15 +225,26 @@ struct State {
 // `x` is the logit in base 2, or twice the logit over the cap in base 2, see the launcher.
 DEV float logit(const Params& p, float x) { return CAPPED ? p.cap * (1.f - __fdividef(2.f, 1.f + ex2(x))) : x; }
 
+// Neighbouring channels of a row of results.
+DEV void leave_channels(float* to, float x, float y) { *reinterpret_cast<float2*>(to) = make_float2(x, y); }
+DEV u32 pack_part(float x, float y) { return AFFINE_BF16 ? pack_bf16(x, y) : pack_f16(x, y); }
+DEV void leave_channels(u16* to, float x, float y) { store_word(to, pack_part(x, y)); }
+DEV void leave_channels(float* to, const float4& x) { *reinterpret_cast<float4*>(to) = x; }
+DEV void leave_channels(u16* to, const float4& x) { store_words(to, {pack_part(x.x, x.y), pack_part(x.z, x.w)}); }
+// Of a sum over weights, one over them.
+DEV float one_over(float l) { return l > 0.f ? __fdividef(1.f, l) : 0.f; }
+
 // Where a warp leaves its results: one row for each of its query heads.
+template <class T>
 struct Results {
-  float* rows;
+  T* rows;
   int width;
   float2* stats;
 };
 
 // Lane (g, t) has channels of heads t, 4 + t, ...
-DEV void store_partial(State& s, const Results& to, bool window, int lane) {
+template <class T>
+DEV void store_partial(State& s, const Results<T>& to, bool window, int lane) {
   const int g = lane / 4, t = lane % 4;
   const float unit = COARSE ? __uint_as_float((127u + 133 - BIAS) << 23)
                             : 16777216.f * __uint_as_float((254u << 23) - __float_as_uint(s.value_scale));
@@ -240,8 +260,9 @@ DEV void store_partial(State& s, const Results& to, bool window, int lane) {
       UNROLL for (int v = 0; v < GV; v++) s.z[n][v] += __shfl_xor_sync(ALL, s.z[n][v], o);
     }
     if (4 * n + t >= GW) continue;
-    float* out = to.rows + (4 * n + t) * to.width;
+    T* out = to.rows + (4 * n + t) * to.width;
     if (g == 0) to.stats[4 * n + t] = make_float2(s.m[n], s.l[n]);
+    const float share = TW > 1 ? 1.f : one_over(s.l[n]);  // of sums that are not yet merged
     float y[MT][2];  // rows g and g + 8 of the products
     UNROLL for (int m = 0; m < MT; m++) UNROLL for (int i = 0; i < 2; i++)
         y[m][i] = NT == 1 ? s.acc[0][m][2 * i] + s.acc[0][m][2 * i + 1] : s.acc[n / 2][m][2 * i + n % 2];
@@ -249,15 +270,14 @@ DEV void store_partial(State& s, const Results& to, bool window, int lane) {
       UNROLL for (int c = 0; c < DV / 64; c++) UNROLL for (int k = 0; k < 8; k += 4) {
         float z[4];
         UNROLL for (int i = 0; i < 4; i++) z[i] = VC == 1 ? y[(k + i) / 2][(k + i) % 2] : y[c / 2 * 8 + k + i][c % 2];
-        *reinterpret_cast<float4*>(out + 64 * c + 8 * g + k) = make_float4(z[0], z[1], z[2], z[3]);
+        leave_channels(out + 64 * c + 8 * g + k, make_float4(z[0] * share, z[1] * share, z[2] * share, z[3] * share));
       }
     } else {  // two of every 16 of a quarter
       UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < DV / 64; c++) {
-        const float factor = unit / (1 << field_bit<BITS_V>(r)), offset = s.z[n][r * GV / 4];
+        const float factor = unit * share / (1 << field_bit<BITS_V>(r)), offset = s.z[n][r * GV / 4] * share;
         const int m = VC == 1 ? r : (c / 2 * 4 + r) * 2;
-        *reinterpret_cast<float2*>(out + r * (DV / 4) + 16 * c + 2 * g) =
-            make_float2(fmaf(y[m][VC == 1 ? 0 : c % 2], factor, offset),
-                        fmaf(VC == 1 ? y[m][1] : y[m + 1][c % 2], factor, offset));
+        leave_channels(out + r * (DV / 4) + 16 * c + 2 * g, fmaf(y[m][VC == 1 ? 0 : c % 2], factor, offset),
+                       fmaf(VC == 1 ? y[m][1] : y[m + 1][c % 2], factor, offset));
       }
     }
   }

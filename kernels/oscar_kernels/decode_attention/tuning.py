@@ -147,15 +147,12 @@ class CudaTiles:
         window_cost: halves of an INT2 tile that take as long as one step of window tokens, which
             has 3.6 times the bytes of a tile; 0 for those of the shape.
         start: halves of an INT2 tile that take as long as the beginning of a segment.
-        query_bytes: whether a bfloat16 query of more than four rows is one byte per channel; else
-            it is float16, which loses nothing and takes a third more products.
     """
 
     stages: int = 6
     resident: int = 1
     window_cost: int = 0
-    start: int = 8
-    query_bytes: bool = True
+    start: int = 10
 
 
 def window_cost(head_dim: int, rows: int) -> int:
@@ -202,7 +199,6 @@ VARIANTS = (
     replace(CUDA, stages=4),
     replace(CUDA, window_cost=4),
     replace(CUDA, start=0),
-    replace(CUDA, query_bytes=False),
     replace(CUDA, stages=4, resident=2),
 )
 

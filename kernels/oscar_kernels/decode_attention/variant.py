@@ -102,7 +102,7 @@ class AttentionVariant:
             "HB": together, "VH": shares, "TW": WARPS // shares // together,
             "STAGES": min(tiles.stages, most_stages(*shape, together * shares == WARPS)),
             "SLOT_T": self.slot, "INDPTR_T": self.indptr, "ROW_T": self.row,
-            "QUERY": self.query, "QUERY_BYTES": int(tiles.query_bytes),
+            "QUERY": self.query,
             "AFFINE_BF16": int(k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped),
             "LEARNED": int(self.learned_sinks),

@@ -125,7 +125,7 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   meet(ahead);
   Query q;
   q.load(p, rows, lane);
-  tile.begin(s);
+  UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;  // which logits of the first tile are less
   for (int i = lo; i < hi;) {
     if (i + AHEAD == mine) {
       if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
@@ -268,7 +268,7 @@ DEV void make_plan(const Params& p) {
 // What a block leaves of a segment for stage 2.
 
 // Results of a warp in `memory`.
-DEV Results gathered(u8* memory, int warp) {
+DEV Results<float> gathered(u8* memory, int warp) {
   float* rows = reinterpret_cast<float*>(memory);
   float2* stats = reinterpret_cast<float2*>(rows + WARPS * GW * GATHERED_ROW);
   return {rows + warp * GW * GATHERED_ROW, GATHERED_ROW, stats + warp * GW};
@@ -287,20 +287,21 @@ DEV void store_gathered(const Params& p, u8* memory, size_t at, int own, int gro
       weights[i] = ex2(stats[i].x - top);
       sum = fmaf(weights[i], stats[i].y, sum);
     }
+    UNROLL for (int i = 0; i < TW; i++) weights[i] *= one_over(sum);
     if (lane == 0) p.stats[at + row] = make_float2(top, sum);
     UNROLL for (int first = 0; first < DV; first += 128) {
       const int channel = first + 4 * lane;
       if (channel >= DV) break;
       float4 y = make_float4(0.f, 0.f, 0.f, 0.f);
       UNROLL for (int i = 0; i < TW; i++) {
-        const Results from = gathered(memory, i * HB * VH + own);
+        const Results<float> from = gathered(memory, i * HB * VH + own);
         const float4 x = *reinterpret_cast<const float4*>(from.rows + row * from.width + channel);
         y.x = fmaf(weights[i], x.x, y.x);
         y.y = fmaf(weights[i], x.y, y.y);
         y.z = fmaf(weights[i], x.z, y.z);
         y.w = fmaf(weights[i], x.w, y.w);
       }
-      *reinterpret_cast<float4*>(p.partial + (at + row) * DV + channel) = y;
+      leave_channels(p.partial + (at + row) * DV + channel, y);
     }
   }
 }
@@ -317,6 +318,6 @@ DEV void leave(const Params& p, State& s, u8* memory, size_t segment, bool windo
     __syncthreads();  // before tiles of the next segment
   } else {
     const size_t mine = at + warp * GW;
-    store_partial(s, {p.partial + mine * DV, DV, p.stats + mine}, window, lane);
+    store_partial(s, Results<Part>{p.partial + mine * DV, DV, p.stats + mine}, window, lane);
   }
 }
