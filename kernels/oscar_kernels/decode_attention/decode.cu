@@ -22,7 +22,8 @@
 // (`ByteQuery` says what that costs). With one in float16 codes are taken as for V, and the query is times 2^-B.
 //
 // V: a field left in place in a 16-bit lane is the float16 subnormal code * 2^B * 2^-24, exact; 2^-B * 2^24 goes to the
-// end. Weights are float16, kept in range by a power of two for the scales of values (`State::rescale`).
+// end. Weights are float16, kept in range by a power of two for the scales of values (`State::rescale`), or bfloat16
+// (`COARSE`), as codes are then.
 //
 // Scales and offsets stay outside: logit = scale * (q . code) + offset * sum(q), out = sum(p * scale * code) +
 // sum(p * offset).

@@ -86,7 +86,6 @@ DEV constexpr u32 fields(u32 ones, int i) {
 }
 
 DEV u32 shifted(u32 x, int left) { return left < 0 ? x >> -left : x << left; }
-
 DEV float low_affine(u32 x) { return AFFINE_BF16 ? low_bf16(x) : low_f16(x); }
 DEV float high_affine(u32 x) { return AFFINE_BF16 ? high_bf16(x) : high_f16(x); }
 
