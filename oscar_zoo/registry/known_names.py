@@ -151,9 +151,8 @@ def quality_warnings(record: Record) -> tuple[str, ...]:
     if "poor" in accepted:
         return (f"{record.id.reference} {ACCEPTED['poor']}",)
     figures = (record.measured, measured_when_made(record))
-    poor = [one.change_percent or 0 for one in figures if one and one.is_poor]
-    text = f"the perplexity of {record.id.reference} is {max(poor, default=0):.1f} % above BF16"
-    return (text,) if poor else ()
+    said = (one.poor for one in figures if one)
+    return tuple(f"{record.id.reference} {poor}" for poor in said if poor)[:1]
 
 
 def measured_when_made(record: Record) -> Measured | None:

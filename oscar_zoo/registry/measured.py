@@ -21,14 +21,12 @@ Perplexity = Annotated[float, Field(ge=1, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Percent = Annotated[float, Field(ge=-100, le=1e12)]
 POOR_PERCENT: Final = 5.0
-"""Rise of perplexity over BF16 beyond which nobody should serve a rotation unknowingly."""
+POOR_POINTS: Final = 10.0
+"""Rise of perplexity over BF16, and points of recall below it, beyond which nobody should serve a
+rotation unknowingly."""
 _SHA256: Final = "sha256:"
 _STDERRS: Final = 2 * 1.96
 """Width of a 95 % confidence interval in standard errors."""
-
-
-def is_poor(change_percent: float) -> bool:
-    return round(change_percent, 6) > POOR_PERCENT
 
 
 class Measured(Spec):
@@ -108,8 +106,12 @@ class Measured(Spec):
         return max(found, key=lambda one: (one._says, one.tokens or 0), default=None)
 
     @property
-    def is_poor(self) -> bool:
-        return self.change_percent is not None and is_poor(self.change_percent)
+    def poor(self) -> str | None:
+        """What is poor, to be said behind a name."""
+        if round(self.change_percent or 0, 6) > POOR_PERCENT:
+            return f"has a perplexity {self.change_percent:.1f} % above BF16"
+        lost = 0 if self.recall is None else 100 * ((self.recall_bf16 or 0) - self.recall)
+        return f"recalls {lost:.1f} points less than BF16" if round(lost, 6) > POOR_POINTS else None
 
     def as_scores(self) -> tuple[Score, ...]:
         """Perplexity and recall as scores beside BF16, for those that were measured with it."""

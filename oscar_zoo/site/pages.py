@@ -52,7 +52,7 @@ _COLUMNS = (
     ("Digest", "text"),
 )
 """Heads of the table and how they sort. A cell has the head too, for narrow screens."""
-_BELOW_GATE = {"poor": "poor perplexity", "unmeasured": "not measured"}
+_BELOW_GATE = {"poor": "poor quality", "unmeasured": "not measured"}
 """What was published in spite of the quality gate, below the status."""
 _RANGE = "The light area covers all layers, the dark one half of them, the line is the middle one."
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")

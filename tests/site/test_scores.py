@@ -93,7 +93,7 @@ def test_texts_of_a_score_are_text(entry: Entry) -> None:
 @pytest.mark.parametrize(
     ("accepted", "said", "below"),
     [
-        ("poor", "although its perplexity is more than 5 % above BF16", "poor perplexity"),
+        ("poor", "although its perplexity or recall is poor beside BF16", "poor quality"),
         ("unmeasured", "without measurements of perplexity and recall", "not measured"),
     ],
 )
