@@ -199,10 +199,6 @@ struct Tile {
       }
     }
   }
-  DEV static void offsets(State& s, const float (&w)[NT][4], const float (&v_offs)[4][GV]) {
-    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++)
-        s.z[n][v] = fmaf(w[n][o], v_offs[o][v], s.z[n][v]);
-  }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
   DEV void compute(const Params& p, State& s, const Query& q, const Sight& sight, u32 stage, u32 empty, int valid,
                     bool first, int lane) const {
@@ -244,7 +240,8 @@ struct Tile {
       UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] += before[n] - s.m[n];
     }
     UNROLL for (int n = 0; n < NT; n++) s.l[n] = l[n];
-    offsets(s, w, v_offs);
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++)
+        s.z[n][v] = fmaf(w[n][o], v_offs[o][v], s.z[n][v]);
     if (!EARLY && DV > 128) fetch(codes[0], stage, 0);
     if (!EARLY) fetch(codes[1], stage, 1);
     if (!EARLY) arrive(empty);
@@ -358,7 +355,8 @@ struct Tile {
     int d[PAIRS][GK][4];
     UNROLL for (int load = 0; load < PARTS_K * K_LOADS; load++) {
       const int j = load % K_LOADS * 2, next = min(j + 1, KC - 1);
-      const u32 at = stage + k_offset[load] + 16 * u * ROW_UNITS * 16, mask = fields<BITS_K>(0x01010101u, 0) << ByteQuery::BIT;
+      const u32 at = stage + k_offset[load] + 16 * u * ROW_UNITS * 16,
+                mask = fields<BITS_K>(0x01010101u, 0) << ByteQuery::BIT;
       u32 a[4] = {};
       if (j + 1 < KC)
         ldmatrix4(a, at);
