@@ -172,7 +172,7 @@ def state(capability: Capability) -> str:
         return NOT_SUPPORTED
     if path.measured:
         return "measured on H100 and H200"
-    return "its code ran on another chip" if capability in RAN_ELSEWHERE else "compiled only"
+    return "its kernels ran on an H200" if capability in RAN_ELSEWHERE else "compiled only"
 
 
 def cards_by_state() -> dict[str, list[str]]:

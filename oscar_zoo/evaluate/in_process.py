@@ -314,7 +314,7 @@ def _keep(
     changes: Mapping[str, str],
     observer: Observer,
 ) -> Path | None:
-    """Keep the scores in a file, and say where; a record that cannot be kept costs no result."""
+    """Keep the scores in a file; a record that cannot be kept costs no result."""
     from oscar_zoo.evaluate.records import scores
 
     if artifact.id is None or not report.compared:
@@ -323,13 +323,9 @@ def _keep(
         text = f"no scores are recorded: {artifact.label} was not made for {model.block.id}."
         observer.note(Note("eval.no_record", text))
         return None
-    options = {
-        "data": data if (data := params.data or DATA) in TEXTS else "FILE",  # never its name
-        "windows": params.windows or WINDOWS,
-        "length": params.length or LENGTH,
-        "answers": params.answers or ANSWERS,
-        **changes,
-    }
+    data = data if (data := params.data or DATA) in TEXTS else "FILE"  # never its name
+    sizes = {"windows": params.windows or WINDOWS, "length": params.length or LENGTH}
+    options = {"data": data, **sizes, "answers": params.answers or ANSWERS, **changes}
     words = [f"--task {name}" for name in params.tasks]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]
     shared = {
@@ -344,11 +340,14 @@ def _keep(
     identity = ArtifactId.parse(artifact.id)
     path = place_of(artifact, identity)
     try:
-        score_file.keep(path, ScoreFile.of(identity, artifact.digest, found))
+        kept = score_file.keep(path, ScoreFile.of(identity, artifact.digest, found))
     except OscarZooError as error:
         text = f"the scores are not kept in {path_text(path)}: {error.message}"
         observer.note(Note("eval.no_record", text, {"path": str(path)}))
         return None
+    if not {one.value for one in found} <= {one.value for one in kept.scores}:
+        text = "an earlier measurement of more stands in the scores, and this one in its history."
+        observer.note(Note("eval.earlier_stands", text))
     return path
 
 

@@ -194,8 +194,7 @@ class InfoParams(Asked):
     are verified. A model that is not in the zoo is given by its folder, or by its id where its
     config.json was fetched before. What works for its architecture is shown then.
 
-    How much memory weights and cache take, and how many tokens fit on the GPUs of this machine, is
-    an estimate.
+    What weights and cache take, and how many tokens fit on GPUs, are estimates.
 
     \b
     Examples:
@@ -215,6 +214,7 @@ class InfoParams(Asked):
         Opt(
             "Say what fits on a GPU of this size or name, such as 24GiB or 4090.",
             "SIZE",
+            flag="--gpu-memory --gpu",
             read="oscar_zoo.serving.sizes:gpu_bytes",
         ),
     ] = None

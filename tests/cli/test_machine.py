@@ -465,7 +465,7 @@ def test_the_driver_names_the_gpus_and_sees_no_token(driver: Driver, tmp_path: P
     ("capability", "state", "words"),
     [
         ("9.0", "ok", "decode in CUDA C++, write in CUDA C++, the rest in Triton; measured"),
-        ("8.9", "ok", "write in Triton, the rest in Triton; its code ran on another chip"),
+        ("8.9", "ok", "write in Triton, the rest in Triton; its kernels ran on an H200"),
         ("7.5", "warning", "none for compute capability 7.5"),
     ],
 )
@@ -477,7 +477,7 @@ def test_the_path_of_the_kernels_is_that_of_the_gpu(
     assert (row["state"], row["paths"][0]["compute_capability"]) == (state, capability)
     assert words in row["detail"] and (row["next"] is None) == (state == "ok")
     known = [(one["name"], one["state"]) for one in row["known_gpus"]]
-    assert ("RTX 4090", "its code ran on another chip") in known
+    assert ("RTX 4090", "its kernels ran on an H200") in known
     assert ("H200", "measured on H100 and H200") in known
 
 

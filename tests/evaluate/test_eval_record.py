@@ -79,7 +79,11 @@ def test_measuring_again_changes_nothing_and_other_clips_stand_beside(
     assert parsed(capsys.readouterr().out)["record"] == str(path)
     before = path.read_bytes()
     assert run([*words, "-q"]) == 0
-    assert path.read_bytes() == before
+    assert path.read_bytes() == before and "earlier" not in capsys.readouterr().err
+    fewer = ["1" if word == "2" else word for word in words]
+    assert run(fewer) == 0  # says less
+    assert "earlier measurement" in " ".join(capsys.readouterr().err.split())
+    assert score_file.load(path).scores[0].n == 2
     # The recipe's own values are no change.
     windows = ["--sink", "4", "--recent", "16", "--clip", "0.96,0.92"]
     assert run([*words, "-q", "--clip", "0.9,0.8"]) == run([*words, "-q", *windows]) == 0

@@ -157,7 +157,7 @@ def test_what_fits_beside_weights_in_a_format(
         (("--memory", "24"), 24, 1, "24 GB of a card is read as 24 GiB"),
         (("--gpu-memory", "24 GiB"), 24, 1, "as given"),
         (("--memory", "81559MB"), 81559 / 1024, 1, "81559 MB of a card is read as 81559 MiB"),
-        (("--gpu", "RTX 4090"), 24, 1, "RTX 4090: 24 GiB, sm_89, its code ran"),
+        (("--gpu", "RTX 4090"), 24, 1, "RTX 4090: 24 GiB, sm_89, its kernels ran"),
         (("--gpu", "4090 x2"), 24, 2, "RTX 4090: 24 GiB"),
         (("--gpu", "2xH100"), 80, 2, "H100: 80 GiB, sm_90, measured"),
         (("--gpu", "2 x H200", "--tp", "2"), 141, 2, "H200: 141 GiB"),

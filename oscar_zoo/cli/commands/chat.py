@@ -71,7 +71,7 @@ def _of_server(params: ChatParams) -> ChatSession:
         here = records.running()
         if params.server and is_path(params.server):
             error.advise(f"without a server: oscar-zoo chat --model MODEL {params.server}")
-        elif params.server and here:  # one word, or several without quotes
+        elif here and params.server and not params.server.isdigit():  # words without quotes
             words = shlex.quote(" ".join(filter(None, (params.server, params.question))))
             error.advise(f"if that is a question: oscar-zoo chat {here[0].port} {words}")
         raise

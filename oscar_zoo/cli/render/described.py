@@ -92,8 +92,8 @@ def _print_recipe(recipe: ModelRecipe) -> None:
 
 def _none_known(found: Description) -> str:
     """What to do where no rotation is known."""
-    if found.works and found.works["compute"].state == "does not work":
-        return "No published rotation is known, and computing one does not work yet."
+    if (it := found.works) and "does not work" in (it["compute"].state, it["serve_gpu"].state):
+        return "No published rotation is known, and none can be made and served yet."
     source = found.model.source if found.model else ""
     if is_path(source):
         make = f"compute {quote(source)}"
@@ -126,7 +126,7 @@ def print_manifest(manifest: Manifest, measured: Measured | None) -> None:
             terminal.fact("warning", f"calibrated on evaluation data: {seen}")
     if measured is not None:
         terminal.fact("perplexity", f"{measured.perplexity_line or unknown}, {measured.by}")
-        terminal.fact("recall", f"{measured.recall_line or unknown}, {measured.by}")
+        terminal.fact("recall", f"{measured.recall_line or unknown}, by {measured.tool}")
 
 
 def geometry_line(geometry: Geometry) -> str:
@@ -173,7 +173,7 @@ def _print_memory(name: str | None, memory: Memory) -> None:
     for card in memory["gpus"]:
         terminal.fact("fits", f"{_cards(card)}: {_fits(name, memory, card)}")
     if not memory["gpus"]:
-        terminal.fact("fits", "no GPU is visible here; to ask about one: --gpu-memory 24GiB")
+        terminal.fact("fits", "no GPU is visible here; to ask about one: --gpu 4090, or 24GiB")
 
 
 def _cards(card: Mapping[str, Any]) -> str:
