@@ -149,7 +149,7 @@ class Measured(Spec):
     def perplexity_line(self) -> str | None:
         if self.short_perplexity is None or self.perplexity is None or self.perplexity_bf16 is None:
             return self.short_perplexity
-        error = "" if self.change_stderr is None else f", standard error {self.change_stderr:.2f}"
+        error = "" if self.change_stderr is None else f", standard error {self.change_stderr:.2f} %"
         both = f"BF16 {self.perplexity_bf16:.4g}, INT2 {self.perplexity:.4g}"
         return f"{both} ({self.short_perplexity}{error})"
 

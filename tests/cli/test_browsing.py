@@ -41,10 +41,10 @@ def test_measured_quality_is_shown_apart_from_scores(cli: Cli, tmp_path: Path) -
     assert listed["scores"] == []
 
     by = "measured by tests on 4,096 held-out tokens"
-    assert f"+0.90 %, standard error 0.11), {by}" in cli(0, "info", HARD.model, "--hub", hub)
+    assert f"+0.90 %, standard error 0.11 %), {by}" in cli(0, "info", HARD.model, "--hub", hub)
     assert cli.json(0, "info", HARD.model, "--hub", hub)["measured"][str(HARD)]["tokens"] == 4096
     card = (tmp_path / "hub" / "README.md").read_text()
-    assert "(+0.90 %, standard error 0.11); recall BF16 99.2 %" in card and by in card
+    assert "(+0.90 %, standard error 0.11 %); recall BF16 99.2 %" in card and by in card
 
 
 def test_a_yanked_version_is_marked_everywhere(cli: Cli, tmp_path: Path, own_state: Path) -> None:

@@ -116,7 +116,7 @@ def _difference(score: Score) -> str | None:
     worse = "above BF16" if is_lower_better(score) else "below BF16"
     return (
         f"difference {paired.difference:+.2f} ({paired.lower95:+.2f} to {paired.upper95:+.2f} with"
-        f" 95 % confidence{chance}), at most {max(paired.no_worse_than, 0):.2f} {worse}"
+        f" 95 % confidence{chance}), one-sided at most {max(paired.no_worse_than, 0):.2f} {worse}"
     )
 
 
