@@ -244,8 +244,9 @@ def _alone(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            path.unlink()  # whoever waits for it finds the code; whoever makes it again is right
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                path.unlink()  # whoever waits for it finds the code
         lock.release()
 
 

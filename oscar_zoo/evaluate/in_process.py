@@ -345,7 +345,8 @@ def _keep(
         text = f"the scores are not kept in {path_text(path)}: {error.message}"
         observer.note(Note("eval.no_record", text, {"path": str(path)}))
         return None
-    if not {one.value for one in found} <= {one.value for one in kept.scores}:
+    standing = {score_file.key(one): one.value for one in kept.scores}
+    if any(standing[score_file.key(one)] != one.value for one in found):
         text = "an earlier measurement of more stands in the scores, and this one in its history."
         observer.note(Note("eval.earlier_stands", text))
     return path

@@ -273,7 +273,7 @@ def test_what_was_measured_is_published(
 
 
 @pytest.mark.parametrize(
-    ("files", "scores", "said"),
+    ("files", "scores", "why"),
     [
         (measured_files(chosen(change_percent=5.2)), (), "5.2 % above"),
         (artifact_files(), (perplexity(10.6), RECALL), "6.0 % above"),
@@ -283,16 +283,11 @@ def test_what_was_measured_is_published(
     ],
 )
 def test_poor_quality_is_refused_unless_it_is_accepted_and_that_is_recorded(
-    cli: Cli,
-    hub: str,
-    tmp_path: Path,
-    files: dict[str, bytes],
-    scores: tuple[Score, ...],
-    said: str,
+    cli: Cli, hub: str, tmp_path: Path, files: dict[str, bytes], scores: tuple[Score, ...], why: str
 ) -> None:
     folder = made(tmp_path, files, *scores)
     cli(2, "publish", folder, "--hub", hub, "--unmeasured")
-    assert said in cli.err and "--allow-poor" in cli.err
+    assert why in cli.err and "--allow-poor" in cli.err
     cli(0, "publish", folder, "--hub", hub, "--allow-poor")
     assert entry(hub).accepted == ("poor",)
     assert "poor quality accepted" in Path(hub[5:], "README.md").read_text()

@@ -159,11 +159,14 @@ class Killed:
     """A job whose process the system kills, for example because memory is short."""
 
     def code(self) -> object:
-        return os.kill(os.getpid(), signal.SIGKILL)
+        return nvrtc.kept(["x"], lambda: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[arg-type, return-value]
 
 
-def test_a_killed_process_is_no_reason_to_wait() -> None:
+def test_a_killed_process_holds_nobody_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "PATIENCE", 1e6)
     assert ahead.compile_all([Killed()], 1) == ["a process that compiles was killed"]
+    assert [x.suffix for x in folder.iterdir()] == [".lock"]
+    assert nvrtc.kept(["x"], lambda: b"code") == b"code"
 
 
 def test_what_was_compiled_ahead_is_used(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
