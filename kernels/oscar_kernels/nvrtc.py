@@ -277,11 +277,11 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, code: bytes) -> None:
-    with contextlib.suppress(OSError):
-        descriptor, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        Path(name).replace(path)
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as beside:
+        made = Path(beside) / path.name
+        made.touch(0o600)
+        made.write_bytes(hashlib.sha256(code).digest() + code)
+        made.replace(path)
 
 
 class _Attribute(ctypes.Structure):
