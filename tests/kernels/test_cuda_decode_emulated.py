@@ -35,9 +35,7 @@ and 244 that a decode step reads from INT2."""
 OTHER_LENGTHS = (0, 97, 184, 185)
 """With 128 INT2 tokens, which fill a tile of eight warps and two KV heads, and with 129."""
 
-HALF = torch.bfloat16
-
-runs = count()
+HALF, runs = torch.bfloat16, count()
 
 
 @pytest.fixture(scope="module")

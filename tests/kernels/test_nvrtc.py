@@ -165,7 +165,6 @@ class Killed:
 def test_a_killed_process_holds_nobody_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "PATIENCE", 1e6)
     assert ahead.compile_all([Killed()], 1) == ["a process that compiles was killed"]
-    assert [x.suffix for x in folder.iterdir()] == [".lock"]
     assert nvrtc.kept(["x"], lambda: b"code") == b"code"
 
 

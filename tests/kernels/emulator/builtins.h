@@ -107,8 +107,7 @@ inline bool __syncthreads_or(bool x) { return machine::arrive_and_wait(x); }
 inline void __syncwarp() { machine::exchange(0, 1); }
 template <class T>
 T __shfl_sync(u32, T x, int lane, int width = 32) {
-  const int own = machine::current % 32;
-  return machine::shuffle(x, own / width * width + lane % width, 2);
+  return machine::shuffle(x, machine::current % 32 / width * width + lane % width, 2);
 }
 template <class T>
 T __shfl_xor_sync(u32, T x, int mask) {

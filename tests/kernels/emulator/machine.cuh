@@ -38,8 +38,7 @@ DEV void store_words(void* to, const u32 (&x)[N]) {
 DEV void load_once(uint4& x, const void* at) { x = machine::load<uint4>(at); }
 DEV void not_before(float&) {}
 DEV void not_before(long long&) {}
-template <class T>
-void not_before(const T*&) {}
+template <class T> void not_before(const T*&) {}
 DEV void worked_out(const u8*&) {}
 DEV void worked_out(u32&) {}
 DEV void long_way() { machine::long_ways += machine::current % 32 == 0; }
