@@ -301,10 +301,6 @@ def test_sigterm_leaves_nothing_behind(served: Running) -> None:
     check_port_free("127.0.0.1", served.port)
 
 
-SCHEDULER = b"sglang::scheduler"
-"""How the command line of SGLang's scheduler begins."""
-
-
 def test_a_server_without_its_detokenizer_ends_at_once(rotation: Path, tmp_path: Path) -> None:
     """By itself SGLang holds all requests for a minute after a crash, to write dumps."""
     process = fork(rotation, free_port(), tmp_path)
@@ -319,6 +315,16 @@ def test_a_server_without_its_detokenizer_ends_at_once(rotation: Path, tmp_path:
     assert not [pid for pid in tree if alive(pid)]
     (told,) = parsed(oscar_zoo(tmp_path, "ps", "--json").stdout)["ended"]
     assert told["cause"] == "its process detokenizer was killed" and told["ended"]
+
+
+def launched(process: subprocess.Popen[str]) -> list[int]:
+    """Its processes that import SGLang, as soon as there are any: seconds before they listen."""
+    while not (
+        tree := [pid for pid in all_children(process.pid) if b"sglang.launch" in cmdline(pid)]
+    ):
+        assert process.poll() is None
+        time.sleep(POLL_SECONDS)
+    return tree
 
 
 @pytest.mark.parametrize(
@@ -338,11 +344,7 @@ def test_a_signal_while_starting_leaves_nothing_behind(
     word: str,
 ) -> None:
     process = start(rotation, free_port(), tmp_path, options=options)
-    while not (
-        tree := [pid for pid in all_children(process.pid) if b"sglang.launch" in cmdline(pid)]
-    ):
-        assert process.poll() is None
-        time.sleep(POLL_SECONDS)
+    tree = launched(process)
     process.send_signal(number)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == code and parsed(out)["error"]["code"] == word
@@ -353,10 +355,8 @@ def test_a_signal_while_starting_leaves_nothing_behind(
 def test_a_port_that_is_lost_while_it_starts_is_told(rotation: Path, tmp_path: Path) -> None:
     """By itself SGLang stays there for ever and listens nowhere."""
     port = free_port()
-    process = fork(rotation, port, tmp_path)
-    while not any(cmdline(pid).startswith(SCHEDULER) for pid in all_children(process.pid)):
-        assert process.poll() is None  # SGLang listens once its scheduler has loaded the model
-        time.sleep(POLL_SECONDS)
+    process = start(rotation, port, tmp_path)  # a fork listens half a second after it is seen
+    launched(process)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))  # and answers nobody: a listener might keep clients waiting
         out, _ = process.communicate(timeout=300)
