@@ -176,8 +176,8 @@ def _entry(score: Score) -> tuple[HistoryEntry, ...]:
 
 
 def _claims(score: Score) -> Score:
-    """A score without what a rerun changes."""
-    blank = {"date": None, "history": ()}
+    """A score without what a rerun changes; its command may have options of another task."""
+    blank = {"date": None, "history": ()} | ({"source": None} if score.harness else {})
     base = score.baseline
     return score.model_copy(update=blank | {"baseline": base and base.model_copy(update=blank)})
 

@@ -149,10 +149,10 @@ def test_without_a_question_nothing_is_asked(
 
 @pytest.mark.parametrize("words", [["hi"], ["hi", "there"]])
 def test_words_that_name_no_server_may_ask(asked: Asked, words: list[str], cli: Cli) -> None:
-    hint = cli.json(3, "chat", *words)["error"]["hint"]
+    hint = cli.json(3, "chat", *words, "--max-tokens", 8)["error"]["hint"]
     assert not asked
     cli(0, *shlex.split(hint[hint.index("oscar-zoo chat") :])[1:])
-    assert asked[0]["messages"][-1]["content"] == " ".join(words)
+    assert asked[0]["messages"][-1]["content"] == " ".join(words) and asked[0]["max_tokens"] == 8
 
 
 def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(asked: Asked) -> None:

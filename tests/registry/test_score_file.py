@@ -163,7 +163,7 @@ def test_texts_that_windows_mostly_hold_say_nothing(each: int, counts: bool) -> 
 
 def test_the_same_claim_is_no_change() -> None:
     there = (measured(), UPSTREAM)
-    rerun = measured().model_copy(update={"date": "2027-01-01"})
+    rerun = measured().model_copy(update={"date": "2027-01-01", "source": "oscar-zoo eval x"})
     assert merged(there, (rerun, UPSTREAM)) == there
     assert merged(tuple(reversed(there)), ()) == tuple(reversed(there)), "not even the order"
 

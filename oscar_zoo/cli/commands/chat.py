@@ -14,6 +14,7 @@ from oscar_zoo.cli import build
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, ServerNotFound, UsageError
 from oscar_zoo.observer import Note
+from oscar_zoo.registry.params import command_line, option_words
 from oscar_zoo.serving.params import ChatParams
 
 if TYPE_CHECKING:
@@ -72,8 +73,9 @@ def _of_server(params: ChatParams) -> ChatSession:
         if params.server and is_path(params.server):
             error.advise(f"without a server: oscar-zoo chat --model MODEL {params.server}")
         elif here and params.server and not params.server.isdigit():  # words without quotes
-            words = shlex.quote(" ".join(filter(None, (params.server, params.question))))
-            error.advise(f"if that is a question: oscar-zoo chat {here[0].port} {words}")
+            words = " ".join(filter(None, (params.server, params.question)))
+            meant = ["chat", str(here[0].port), words, *option_words(params)]
+            error.advise(f"if that is a question: {command_line(meant)}")
         raise
     if record.state == "starting":
         raise ServerFailed(

@@ -28,18 +28,13 @@ def print_listing(listing: Listing, params: ListParams, *, quiet: bool) -> None:
     if listing.entries or (params.words and listing.recipes):
         return
     of = params.model or params.family
-    found = no_artifacts(of) if of else "No artifacts."
+    found = f"No artifacts for {of}." if of else "No artifacts."
     if params.filters:
         found = f"{found[:-1]} that fit {' and '.join(params.filters)}. See all: oscar-zoo list"
     if params.words:
         found = f"Nothing has all of the words {' '.join(params.words)}."
     meant = f" Did you mean {' or '.join(listing.close)}?" if listing.close else ""
     terminal.note(found + meant)
-
-
-def no_artifacts(of: str) -> str:
-    """The sentence where none is known for a model or family."""
-    return f"No artifacts for {of}."
 
 
 def print_found(found: Found, params: SearchParams, *, quiet: bool) -> None:
@@ -127,6 +122,8 @@ def _explain(board: Leaderboard) -> None:
     terminal.prose(f"{board.task}: {first.metric}{unit}, the {what} first")
     if any(place.calibrated_on for place in board.places):
         terminal.prose("ᶜ the rotation was fitted on a text with questions of this benchmark")
+    if board.task != PERPLEXITY and not all(place.score.paired for place in board.places):
+        terminal.prose("- is not reported; a difference needs the answers of both caches")
     for error in board.unreachable:
         terminal.note(f"note: {error.message}")
 

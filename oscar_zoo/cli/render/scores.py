@@ -6,7 +6,6 @@ from shlex import quote
 
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.cli.render.listing import no_artifacts
 from oscar_zoo.next_step import Compute, capitalized
 from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.measured import Measured
@@ -60,7 +59,7 @@ def print_scores(report: ScoresReport, params: ScoresParams, *, quiet: bool) -> 
     if not report.artifacts:
         name = str(params.name)
         step = Compute(name, f"oscar-zoo pull {quote(name)} --compute")
-        terminal.note(f"{no_artifacts(name)} {capitalized(str(step))}", quiet=quiet)
+        terminal.note(f"No artifacts for {name}. {capitalized(str(step))}", quiet=quiet)
     for text in (text for artifact in report.artifacts for text in artifact.warnings):
         terminal.note(f"warning: {text}", quiet=quiet)
     for artifact in report.artifacts:
