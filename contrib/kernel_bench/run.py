@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         "--feedback", action="store_true", help="keys are rounded with feedback when written"
     )
     parser.add_argument(
-        "--variants", action="store_true", help="what the tables leave open: bench/variants.py"
+        "--variants", action="store_true", help="what the tables leave open; see variants.py"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny shapes; without a GPU, Triton's interpreter"

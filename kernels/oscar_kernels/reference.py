@@ -218,8 +218,8 @@ def decode_attention(
         workspace: unused; only launchers need one.
         out: `[B, Hq, Dv]` or `[B * n, Hq, Dv]`, written if given.
         prefix_stable: the caller promises that the kernel in front of this call on the same stream
-            writes, of all rows that are read, only the newest token of each request, and that this
-            token is read from a window. A decode step without drafts can promise this.
+            writes, of all rows that are read, only the newest token of each request, or its drafts,
+            and that these are read from a window. A decode step can promise this.
         drafts: of every request. A node of depth `d` reads the `L` tokens that are sure where a
             decode step of length `L + d + 1` reads them, and its ancestors and itself from the
             ring. So the ring must have `recent + n - 1` rows, and the window `n`.

@@ -37,6 +37,7 @@ def pack_slots(
         shapes = (tuple(x.shape) for x in (table, rows, lengths, kv_indptr))
         raise ValueError("table {}, rows {}, lengths {} and kv_indptr {}".format(*shapes))
     if not rows.numel():
+        kv_indptr.zero_()
         return
     from oscar_kernels.slots_kernel import _pack_slots_kernel
 

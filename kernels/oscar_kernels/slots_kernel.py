@@ -1,4 +1,4 @@
-"""Triton code of `launcher.pack_slots`."""
+"""Triton code of `slots`: packing a table, and committing drafts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,6 @@ def _pack_slots_kernel(
         at = first + tl.arange(0, BLOCK)
         slots = tl.load(table_ptr + row * stride_row + at // PAGE, mask=at < length, other=0)
         tl.store(out_ptr + start + at, slots * PAGE + at % PAGE, mask=at < length)
-
-
-# mypy: ignore-errors
 
 
 @triton.jit(

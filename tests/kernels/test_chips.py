@@ -127,7 +127,7 @@ def test_what_has_no_room_is_told_in_numbers() -> None:
         "a block needs 104,496 bytes of shared memory and has 101,376"
     )
     widest = variants.fitting(variant(256, bits=4), 227 << 10)
-    assert variants.too_large(widest, 227 << 10) is None  # with 972 bytes left
+    assert variants.too_large(widest, 227 << 10) is None
 
 
 def test_the_readme_says_which_gpus_work() -> None:

@@ -29,6 +29,7 @@ from oscar_kernels.cache import BatchView, Transforms
 from oscar_kernels.chips import WRITE, Target
 from oscar_kernels.decode_attention import cuda as decode
 from oscar_kernels.decode_attention import tuning
+from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.kv_write import cuda, dispatch
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.prepared import prepared
@@ -116,6 +117,9 @@ def test_what_the_kernel_does_not_have_is_told() -> None:
     )
     if not torch.cuda.is_available():
         assert "needs an NVIDIA GPU" in reason(job)
+    short = replace(job.targets, rows=job.targets.rows.short())
+    with pytest.raises(cuda.NoWriteVariant, match="int16"):
+        replace(job, targets=short).write(cuda)
 
 
 @pytest.mark.gpu
@@ -246,6 +250,10 @@ def test_attention_behind_a_write_sees_it(tiles: tuning.CudaTiles, prefix_stable
         job.targets.rows[one][:1], job.windows,
     )  # fmt: skip
 
+    numel = decode.decode_workspace_numel(cache, job.query.shape[1], 1)
+    options = {"sm_scale": 0.1, "tiles": tiles, "prefix_stable": prefix_stable}
+    options |= {"workspace": Workspace.allocate(numel, "cuda")}
+
     def chain(wait: bool) -> Tensor:
         out, query = [], job.query[new]
         for i in range(10):
@@ -255,8 +263,8 @@ def test_attention_behind_a_write_sees_it(tiles: tuning.CudaTiles, prefix_stable
             x = cuda.write_kv_int2(*rows, *to, windows=job.windows, query=query, parts="all")
             if wait:
                 torch.cuda.synchronize()
-            options = {"sm_scale": 0.1, "tiles": tiles, "prefix_stable": prefix_stable}
-            out.append(decode.decode_attention(x[-1:], cache, batch, **options))
+            again = {"same_batch": i > 0, **options}
+            out.append(decode.decode_attention(x[-1:], cache, batch, **again))
         return torch.stack(out)
 
     want = chain(True)

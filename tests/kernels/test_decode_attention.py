@@ -20,7 +20,7 @@ from random_caches import (
 
 from oscar_kernels import reference
 from oscar_kernels.cache import BatchView, Drafts
-from oscar_kernels.decode_attention import launcher
+from oscar_kernels.decode_attention import cuda, launcher
 from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import QuantSpec
 
@@ -278,7 +278,8 @@ def test_a_million_tokens() -> None:
 
 
 @pytest.mark.gpu
-def test_offsets_beyond_32_bits() -> None:
+@pytest.mark.parametrize("module", [launcher, cuda], ids=["triton", "cuda"])
+def test_offsets_beyond_32_bits(module: Any) -> None:
     spec = QuantSpec(128, 128)
     small = random_cache([1000], spec, num_kv_heads=8, dtype=DTYPE, device=DEVICE)
     slots = 10_000_000  # 2.56 billion 16-bit lanes
@@ -289,8 +290,8 @@ def test_offsets_beyond_32_bits() -> None:
     cache = dataclasses.replace(small.cache, codes=codes, affine=affine)
     batch = dataclasses.replace(small.batch, kv_indices=small.batch.kv_indices + far)
     query = torch.randn(1, 32, 128, device=DEVICE, dtype=DTYPE)
-    want = launcher.decode_attention(query, small.cache, small.batch, sm_scale=0.1)
-    assert torch.equal(launcher.decode_attention(query, cache, batch, sm_scale=0.1), want)
+    want = module.decode_attention(query, small.cache, small.batch, sm_scale=0.1)
+    assert torch.equal(module.decode_attention(query, cache, batch, sm_scale=0.1), want)
 
 
 @pytest.mark.gpu

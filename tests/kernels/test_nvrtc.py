@@ -3,6 +3,7 @@ file, shared by processes that want the same code at once), and compiling before
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -147,9 +148,9 @@ def test_at_once_gives_the_same_code_as_one_by_one(
 
 def test_what_cannot_be_compiled_is_told_by_whoever_needs_it(compiler: Path) -> None:
     good = builds()[0]
-    bad = replace(good, arch="sm_1")
+    bad = replace(good, flags=())
     (line,) = ahead.compile_all([bad, good], 2)
-    assert line.startswith("CompilationFailed: ")
+    assert re.match(r"CompilationFailed: .*\.cuh?\(\d+\): error", line)
     assert len(kept(compiler)) == 1
     with pytest.raises(nvrtc.CompilationFailed):
         bad.code()

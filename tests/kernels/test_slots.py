@@ -25,18 +25,19 @@ ACCEPTED = [[0, 2, 3, -1, -1], [0, 1, 2, 3, 4], [0, 1, 4, -1, -1], [-1] * COUNT]
 
 @pytest.mark.parametrize("page", [1, 16, 48])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("lengths", [[1], [5, 0, 3], [BLOCK, 2 * BLOCK + 1, 1, 7]])
+@pytest.mark.parametrize("lengths", [[], [1], [5, 0, 3], [BLOCK, 2 * BLOCK + 1, 1, 7]])
 def test_rows_are_packed_in_order(lengths: list[int], dtype: torch.dtype, page: int) -> None:
-    table = torch.randint(0, 1 << 20, (6, max(lengths) + 3), dtype=dtype, device=DEVICE)
-    rows = torch.tensor([5, 0, 3, 1][: len(lengths)], device=DEVICE)
+    table = torch.randint(0, 1 << 20, (6, max(lengths, default=0) + 3), dtype=dtype, device=DEVICE)
+    rows = torch.tensor([5, 0, 3, 1], device=DEVICE)[: len(lengths)]
     pairs = zip(rows.tolist(), map(torch.arange, lengths), strict=True)
-    want = torch.cat([table[row].cpu()[at // page] * page + at % page for row, at in pairs])
+    want = [x for row, at in pairs for x in table[row].cpu()[at // page] * page + at % page]
     for module in (launcher, reference):
         out = torch.full((sum(lengths) + 4,), -1, dtype=torch.int32, device=DEVICE)
         ends = torch.full((len(lengths) + 1,), -1, dtype=torch.int32, device=DEVICE)
-        module.pack_slots(table, rows, torch.tensor(lengths, device=DEVICE), ends, out, page)
-        assert out.tolist() == [*want.tolist(), -1, -1, -1, -1], module.__name__
-        assert ends.tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()], module.__name__
+        sizes = torch.tensor(lengths, dtype=torch.int64, device=DEVICE)
+        module.pack_slots(table, rows, sizes, ends, out, page)
+        assert out.tolist() == [*map(int, want), -1, -1, -1, -1], module.__name__
+        assert ends.tolist() == [0, *sizes.cumsum(0).tolist()], module.__name__
 
 
 def test_new_tokens_of_a_decode_step() -> None:

@@ -116,21 +116,16 @@ def decode_attention(
     """As `reference.decode_attention`; two launches on the current stream, safe in a CUDA graph,
     and a third one where there is no plan yet.
 
-    From sm_90 on the kernel may read the batch's own tensors (`kv_indptr`, `kv_indices`, `rows`,
-    window state) while the kernel in front still runs. Write them at least one kernel earlier, or
-    with a kernel that does not let the next one start early.
-
     Args:
         query: `[B, Hq, Dk]` bfloat16, float16 or float32, contiguous.
         sink_logits: float32, `[B, Hq]` or `[B * n, Hq]`, any strides.
         o_partner: float32, contiguous.
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
         out: `[B, Hq, Dv]`, contiguous, of the dtype of the query; made by default.
-        prefix_stable: as in the reference; if true, cached rows other than the newest one of each
-            request (the drafts, if there are any) may be read while the kernel in front still runs.
-        drafts: as in the reference; the mask is contiguous, and one of the batch's own tensors.
+        prefix_stable, drafts: as in the reference; the mask is contiguous.
         same_batch: as in the reference; if false, which block takes which tokens is worked out
-            first.
+            first. If true, from sm_90 on, `kv_indices` and a mask are read while the kernel in
+            front still runs.
     """
     if not checked:
         _refuse(unsupported(query, cache, batch, drafts))
@@ -138,13 +133,11 @@ def decode_attention(
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
     count = drafts.count if drafts else 1
     requests, heads = query.shape[0] // count, cache.num_kv_heads
-    if workspace is None:
-        workspace = Workspace.allocate(
-            decode_workspace_numel(cache, query.shape[1], requests, count), query.device
-        )
-    check_sink_logits(query, sink_logits)
-    _refuse(_misfit(query, cache, batch, o_partner, workspace, out, count))
     sizes = _parts(cache, query.shape[1] * count, requests)
+    if workspace is None:
+        workspace = Workspace.allocate(sum(sizes), query.device)
+    check_sink_logits(query, sink_logits)
+    _refuse(_misfit(query, cache, batch, o_partner, workspace, out, sum(sizes)))
     if requests == 0:
         return out
     made = variant(
@@ -187,7 +180,7 @@ def _misfit(
     partner: Tensor | None,
     workspace: Workspace,
     out: Tensor,
-    count: int,
+    needed: int,
 ) -> str | None:
     names = ("codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v")
     named = {"query": query, "out": out, **dict(zip(names, cache.stores, strict=True))}
@@ -196,13 +189,14 @@ def _misfit(
     strided = next((name for name, x in named.items() if not x.is_contiguous()), None)
     if strided:
         return f"{strided} is not contiguous"
-    needed = decode_workspace_numel(cache, query.shape[1], query.shape[0] // count, count)
     if workspace.scratch.numel() < needed:
         return f"the workspace holds {workspace.scratch.numel()} elements; this call needs {needed}"
-    if out.dtype != query.dtype or out.shape != (*query.shape[:2], cache.v_spec.head_dim):
+    dim = cache.v_spec.head_dim
+    if out.dtype != query.dtype or out.shape != (*query.shape[:2], dim):
         return f"out is {out.dtype} {tuple(out.shape)}"
-    if partner is not None and partner.dtype != torch.float32:
-        return f"o_partner is {partner.dtype}, not float32"
+    fits = (1, dim, dim), (cache.num_kv_heads, dim, dim)
+    if partner is not None and (partner.dtype != torch.float32 or partner.shape not in fits):
+        return f"o_partner is {partner.dtype} {tuple(partner.shape)}"
     wrong = (x.dtype for x in batch.windows.tensors if x.dtype != torch.int32)
     return next((f"window state of {dtype}, not int32" for dtype in wrong), None)
 
@@ -267,7 +261,7 @@ def merge_grid(rows: int, heads: int, made: AttentionVariant, places: int) -> tu
 
 
 class Params(ctypes.Structure):
-    """`Params` of decode.cu."""
+    """`Params` of state.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (

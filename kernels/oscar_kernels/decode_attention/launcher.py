@@ -245,7 +245,6 @@ def _attend(
         HALF=query.dtype != torch.float32 and not _triton.interpreted(),
         BF16=cache.affine.dtype == torch.bfloat16, CAPPED=softmax[1] > 0,
         PDL=_triton.dependent_launch(query.device), num_warps=tiles.num_warps,
-        maxnreg=tiles.registers,
     )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ constexpr int SUMS = IN_BYTE_K < 4 / GK ? IN_BYTE_K : 4 / GK;                   
 constexpr int NODES = DRAFTS ? DRAFTS : 1, HEADS = GROUP / NODES;
 // Query heads of a warp, in n-tiles of four; two of these share the eight columns of a product with values.
 constexpr int GW = (GROUP + VH - 1) / VH, NT = GW <= 4 ? 1 : (GW + 7) / 8 * 2, PAIRS = (NT + 1) / 2, MT = DV / 16;
-// With more than four query heads a warp takes a bfloat16 query as one byte, and one in float16 as it is.
 // Threads that the compiler leaves registers for. Where outputs are few, code for more of them is faster.
 constexpr int ROOM = BLOCKS == 1 && PAIRS * MT <= 8 ? THREADS + 128 : THREADS;
+// With more than four query heads a warp takes a bfloat16 query as one byte, and one in float16 as it is.
 constexpr bool MANY_ROWS = NT > 1 && QUERY != 2;
 constexpr int TILE = 32 * TW, ROW_UNITS = HB * PIECES, AFFINE = 4 * (GK + GV), AFFINE_ROW = HB * AFFINE;
 constexpr int AU = AFFINE_ROW % 16 == 0 ? 16 : AFFINE_ROW % 8 == 0 ? 8 : 4, AFFINE_UNITS = AFFINE_ROW / AU;
@@ -27,7 +27,6 @@ constexpr int STEP = 16 * TW;                            // window tokens of one
 // The token groups of a block merge their results in the memory of its tiles.
 constexpr int GATHERED_ROW = DV + 8, GATHERED = TW > 1 ? WARPS * GW * (GATHERED_ROW * 4 + 8) : 0;
 constexpr int TILE_BYTES = STAGES * STAGE_BYTES > GATHERED ? STAGES * STAGE_BYTES : GATHERED;
-constexpr int RING_BYTES = TILE_BYTES + STAGES * 16;  // tiles, then two barriers for each
 constexpr int LEFT = HB * VH * GW;  // rows of results of a segment
 constexpr float NEVER = -1e30f, HEADROOM = 8.f;
 // Many rows of a query in bytes have weights in bfloat16, which keeps their products with any scale of values in range.
@@ -89,7 +88,7 @@ DEV u32 shifted(u32 x, int left) { return left < 0 ? x >> -left : x << left; }
 DEV float low_affine(u32 x) { return AFFINE_BF16 ? low_bf16(x) : low_f16(x); }
 DEV float high_affine(u32 x) { return AFFINE_BF16 ? high_bf16(x) : high_f16(x); }
 
-// The same once, if `ahead` of its end.
+// Waits once for the kernel in front, and releases the one behind, if this one is `ahead` of its end.
 DEV void meet(bool& ahead) {
   if (ahead) wait_then_release();
   ahead = false;

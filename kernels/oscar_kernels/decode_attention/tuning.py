@@ -21,7 +21,6 @@ class AttentionTiles:
         rows: query rows of a program: the query heads of a KV head, times `tokens`, padded.
         tokens: query tokens of a program; 0 for decode.
         num_warps, stages: of a program of stage 1.
-        registers: most registers of a thread; `None` leaves it to the compiler.
     """
 
     splits: int
@@ -32,7 +31,6 @@ class AttentionTiles:
     tokens: int
     num_warps: int
     stages: int
-    registers: int | None = None
 
     @property
     def partials(self) -> int:

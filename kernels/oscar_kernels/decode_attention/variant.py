@@ -46,7 +46,7 @@ _QUERY = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """What a kernel is compiled for; every field is a flag of decode.cu, which explains it."""
+    """What a kernel is compiled for; `flags` are those that decode.cu explains."""
 
     k_spec: QuantSpec
     v_spec: QuantSpec
@@ -137,27 +137,22 @@ def misfit(
         return "a query that does not begin at a multiple of 16 bytes"
     if cache.ring_k.dtype != torch.bfloat16:
         return f"windows of {cache.ring_k.dtype}; it has bfloat16"
-    count = drafts.count if drafts else 1
-    if query.shape[0] > MAX_BATCH * count:
-        return f"{query.shape[0] // count} requests; it has up to {MAX_BATCH}"
-    reason = _misfit_of_drafts(query, cache, drafts) if drafts else None
-    if reason:
+    count, requests = drafts.count if drafts else 1, len(batch.rows)
+    if query.shape[::2] != (requests * count, k_dim) or len(batch.kv_indptr) <= requests:
+        need = f"{requests} requests need [{requests * count}, heads, {k_dim}] and their kv_indptr"
+        return f"a query {tuple(query.shape)}; {need}"
+    if requests > MAX_BATCH:
+        return f"{requests} requests; it has up to {MAX_BATCH}"
+    if drafts and (reason := _misfit_of_drafts(query, cache, drafts)):
         return reason
-    wrong = next(
-        (
-            x.dtype
-            for x in (batch.kv_indptr, batch.kv_indices, batch.rows)
-            if x.dtype not in INTEGERS
-        ),
-        None,
-    )
-    return None if wrong is None else f"{wrong} indices; it has int32 and int64"
+    wrong = {x.dtype for x in (batch.kv_indptr, batch.kv_indices, batch.rows)} - {*INTEGERS}
+    return f"{wrong.pop()} indices; it has int32 and int64" if wrong else None
 
 
 def _misfit_of_drafts(query: Tensor, cache: LayerCache, drafts: Drafts) -> str | None:
     count, mask = drafts.count, drafts.mask
-    if not 1 <= count <= MOST_DRAFTS or query.shape[0] % count:
-        return f"{count} drafts and {query.shape[0]} queries; it has 1 to {MOST_DRAFTS} a request"
+    if not 1 <= count <= MOST_DRAFTS:
+        return f"{count} drafts of a request; it has 1 to {MOST_DRAFTS}"
     if cache.recent < count or cache.ring_rows < cache.recent + count - 1:
         return (
             f"{count} drafts, a window of {cache.recent} and a ring of {cache.ring_rows}; the"
@@ -228,7 +223,7 @@ def too_large(made: AttentionVariant, shared: int) -> str | None:
 
 
 def ring_bytes(flags: nvrtc.Flags) -> int:
-    """`RING_BYTES` of decode.cu."""
+    """Bytes of dynamic shared memory of a block of stage 1: tiles, and two barriers for each."""
     size = {name: int(value) for name, value in flags.items() if not isinstance(value, str)}
     tokens = 32 * size["TW"]
     codes = (size["DK"] * size["BITS_K"] + size["DV"] * size["BITS_V"]) // 8

@@ -187,9 +187,8 @@ def write_kv_int2(
     reason = unsupported(
         key, value, cache, targets, query=query, query_out=query_out, rows_out=rows_out
     )
-    made = variant(cache, transforms, targets, warpgroups)
-    reason = reason or build_failure(made, key.device)
-    if reason:
+    made = None if reason else variant(cache, transforms, targets, warpgroups)
+    if made is None or (reason := build_failure(made, key.device)):
         raise NoWriteVariant(f"the CUDA write kernel cannot run this: {reason}")
     if len(key):
         launch = arguments(

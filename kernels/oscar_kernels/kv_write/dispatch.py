@@ -31,24 +31,7 @@ VARIABLE = "OSCAR_KERNELS_CUDA_WRITE"
 
 
 @signature_of(reference.write_kv_int2)
-def write_kv_int2(key: Tensor, *others: Any, **options: Any) -> Tensor | None:
-    """Transform new tokens and write their INT2 slots, ring rows and sink rows; see
-    `reference.write_kv_int2`.
-
-    The variable must not change while a cache is in use: codes of the two kernels may differ at
-    rounding ties.
-    """
-    if key.is_cuda and wanted() and others[1].latent:
-        return _write_latents(key, *others, **options)
-    if key.is_cuda and wanted():
-        try:
-            return cuda_launcher.write_kv_int2(key, *others, **options)
-        except cuda_launcher.NoWriteVariant as error:
-            _tell(str(error))
-    return triton_launcher.write_kv_int2(key, *others, **options)
-
-
-def _write_latents(
+def write_kv_int2(
     key: Tensor,
     value: Tensor,
     cache: LayerCache,
@@ -56,8 +39,21 @@ def _write_latents(
     targets: TokenTargets,
     **options: Any,
 ) -> Tensor | None:
+    """Transform new tokens and write their INT2 slots, ring rows and sink rows; see
+    `reference.write_kv_int2`.
+
+    The variable must not change while a cache is in use: codes of the two kernels may differ at
+    rounding ties.
+    """
     given = key, value, cache, transforms, targets
-    if latent.unsupported(key, value, cache, targets, **options) is None:
+    if not (key.is_cuda and wanted()):
+        return triton_launcher.write_kv_int2(*given, **options)
+    if not cache.latent:
+        try:
+            return cuda_launcher.write_kv_int2(*given, **options)
+        except cuda_launcher.NoWriteVariant as error:
+            _tell(str(error))
+    elif latent.unsupported(key, value, cache, targets, **options) is None:
         reason = latent.unbuildable(key, latent.flags(cache, transforms, targets))
         if not reason:
             return latent.write_kv_int2(*given, **options)
