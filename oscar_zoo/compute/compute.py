@@ -77,7 +77,7 @@ def plan_job(params: ComputeParams, choice: ModelChoice) -> tuple[Job, ModelConf
     model = read_model_config(choice.source, params.revision, params.model_id or choice.model_id)
     if Path(choice.source).is_dir():
         check_model_folder(Path(choice.source).absolute())
-    recipe = serving_recipe(choice.recipe, model.block.geometry)
+    recipe = serving_recipe(choice.recipe, model.readable.geometry)
     usual = choice.recipe.calibration if choice.recipe else None
     decided = {
         "model": choice.source,

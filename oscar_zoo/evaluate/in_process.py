@@ -242,11 +242,10 @@ class Subject:
 
     @cached_property
     def block(self) -> ModelBlock:
-        from oscar_zoo.models.model_source import inspect_model
+        from oscar_zoo.models.model_source import read_model_config
 
-        return inspect_model(
-            self.choice.source, revision=self.revision, model_id=self.choice.model_id
-        )
+        model = self.choice
+        return read_model_config(model.source, self.revision, model.model_id).readable
 
     @cached_property
     def recipe(self) -> ServingRecipe:

@@ -99,10 +99,10 @@ class Served:
     @cached_property
     def block(self) -> ModelBlock:
         """The model, by its configuration."""
-        from oscar_zoo.models.model_source import inspect_model
+        from oscar_zoo.models.model_source import read_model_config
 
         source, name = self.choice.source, self.choice.model_id
-        return inspect_model(source, revision=self.params.revision, model_id=name)
+        return read_model_config(source, self.params.revision, name).readable
 
     @property
     def told(self) -> ServedArtifact:

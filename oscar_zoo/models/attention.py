@@ -174,8 +174,7 @@ def exact_attention(
             module, query, key, value, attention_mask, **rest
         )
         return result
-    output = attend(query, key, value, attention_mask, softmax)
-    return output.transpose(1, 2).contiguous(), None
+    return attend(query, key, value, attention_mask, softmax).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(EXACT, exact_attention)

@@ -27,6 +27,7 @@ from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound, Unsuppor
 from oscar_zoo.models import model_hub
 from oscar_zoo.models.geometry import (
     PER_LAYER,
+    float8_block,
     layer_kinds,
     model_block,
     no_full_attention,
@@ -61,7 +62,7 @@ KINDS: dict[str, _Kind] = {
     "model_type": ("a string", lambda value: isinstance(value, str)),
     **dict.fromkeys(["architectures", "layer_types"], ("a list of strings", _texts)),
     **dict.fromkeys(
-        ["text_config", "rope_parameters", "rope_scaling", "quantization_config"],
+        "text_config rope_parameters rope_scaling quantization_config compression_config".split(),
         ("an object", lambda value: isinstance(value, dict)),
     ),
     **dict.fromkeys(
@@ -218,19 +219,14 @@ def says_all(file: ConfigFile) -> bool:
     given = {name for name in names if isinstance(getattr(text, name, None), int)}
     if getattr(file, "model_type", None) in DIVIDED:
         given.add("head_dim")
-        if _may_slide(text):
-            return False  # the class knows in which layers
+        slides = isinstance(getattr(text, "sliding_window", None), int)
+        if slides and getattr(text, "use_sliding_window", None) is not False:
+            return layer_kinds(text) is not None and given == set(names)  # else the class knows
     return given == set(names)
 
 
-def _may_slide(text: ConfigFile) -> bool:
-    window, used = getattr(text, "sliding_window", None), getattr(text, "use_sliding_window", None)
-    return isinstance(window, int) and used is not False and layer_kinds(text) is None
-
-
 def describe(file: ConfigFile, model_id: str) -> ModelBlock:
-    config = ConfigFile({"model_type": "unknown"} | file.as_written)
-    digest = file.file_sha256
+    config, digest = ConfigFile({"model_type": "unknown"} | file.as_written), file.file_sha256
     return model_block(config, model_id=model_id, revision=None, config_sha256=digest)
 
 
@@ -241,6 +237,16 @@ def check_cache(file: ConfigFile, model_id: str) -> None:
     refuse_misread(text, model_id)
     if only_windows(text):
         raise no_full_attention(text, model_id)
+
+
+def unread_weights(source: str) -> UnsupportedModel | None:
+    """Why `compute` and `eval` refuse a model on this machine by the format of its weights."""
+    try:
+        if (config := ConfigFile.kept(source)) is not None:
+            float8_block(config, Path(source).name)
+    except UnsupportedModel as error:
+        return error
+    return None
 
 
 def refuse_chosen_code(folder: Path, where: str) -> None:

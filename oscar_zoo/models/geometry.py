@@ -135,7 +135,9 @@ def only_windows(text: Any) -> bool:
 
 def no_full_attention(text: Any, model_id: str) -> UnsupportedModel:
     kind = getattr(text, "model_type", "of no type")
-    message = f"{model_id} ({kind}) has no full-attention layer: {_other_kinds(layer_kinds(text))}."
+    others = " and ".join(dict.fromkeys(one.replace("_", " ") for one in layer_kinds(text) or ()))
+    said = f"its layers are {others}" if others else "every layer has a sliding window"
+    message = f"{model_id} ({kind}) has no full-attention layer: {said}."
     hint = "serve it with SGLang alone: INT2 saves memory in full-attention layers only"
     return UnsupportedModel(message, hint=hint)
 
@@ -181,18 +183,25 @@ def covers_context(window: int, text: Any) -> bool:
     return isinstance(longest, int) and window >= longest
 
 
+def quantization(config: Any) -> Any:
+    """What a configuration says of quantized weights, `None` if nothing."""
+    names = ("quantization_config", "compression_config")
+    parts = (config, config.get_text_config(decoder=True))
+    return next(filter(None, (getattr(part, name, None) for part in parts for name in names)), None)
+
+
 def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
     """Rows and columns that share a scale in a float8 checkpoint, if it is one."""
-    parts = (config, config.get_text_config(decoder=True))
-    given = next(filter(None, (getattr(one, "quantization_config", None) for one in parts)), None)
-    if given is None:
-        return None
+    given = quantization(config)
     method = str(_entry(given, "quant_method") or "an unnamed method")
-    if method == "mxfp4":
+    if given is None or method == "mxfp4":
         return None
     if method != "fp8":
-        message = f"{model_id} is quantized with {method}, which is not read here."
-        raise UnsupportedModel(message, hint="use its bfloat16 or fp8 checkpoint")
+        raise UnsupportedModel(
+            f"{model_id} is quantized with {method}, which is not read here.",
+            hint="use its bfloat16 or fp8 checkpoint, whose rotation serves these weights, too:"
+            " oscar-zoo serve ROTATION --model FOLDER",
+        )
     block = _entry(given, "weight_block_size") or (128, 128)
     if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
         message = f"{model_id} has weight_block_size {block!r}, not two sizes."
@@ -244,11 +253,6 @@ def _attention_layers(text: Any, model_id: str) -> tuple[int, ...]:
     return layers
 
 
-def _other_kinds(kinds: Sequence[str] | None) -> str:
-    named = " and ".join(dict.fromkeys(kind.replace("_", " ") for kind in kinds or ()))
-    return f"its layers are {named}" if named else "every layer has a sliding window"
-
-
 def _rope(text: Any, head_dim: int, rotary_key: int | None) -> Rope | None:
     given = getattr(text, "rope_parameters", None) or {}
     given = given.get(FULL_ATTENTION, given)
@@ -277,8 +281,7 @@ def _weights(config: Any, text: Any) -> WeightsInfo | None:
     dtype = getattr(config, "dtype", None) or getattr(text, "dtype", None)
     if dtype is None:
         return None
-    quantization = getattr(config, "quantization_config", None)
-    method = _entry(quantization, "quant_method") if quantization else None
+    method = _entry(quantization(config), "quant_method")
     return WeightsInfo(dtype=str(dtype).removeprefix("torch."), quantization=method)
 
 

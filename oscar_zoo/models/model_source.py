@@ -35,6 +35,7 @@ from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
 from oscar_zoo.models.geometry import (
     STOCK,
     experts,
+    float8_block,
     model_block,
     refuse_misread,
     refuse_other_caches,
@@ -137,6 +138,12 @@ class ModelConfig:
     parsed: Any
     block: ModelBlock
     folder: Path
+
+    @property
+    def readable(self) -> ModelBlock:
+        """The description, of a model whose weights this package reads."""
+        float8_block(self.parsed, self.block.id)
+        return self.block
 
     @cached_property
     def written(self) -> config_file.ConfigFile:

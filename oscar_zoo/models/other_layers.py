@@ -72,8 +72,7 @@ class OtherLayers:
 def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLayers | None:
     """What the layers outside `attention_layers` keep; `None` where the file does not say it."""
     text = config.get_text_config()
-    kinds = layer_kinds(text)
-    total = layer_count(text)
+    kinds, total = layer_kinds(text), layer_count(text)
     rest = sorted(set(range(total)) - set(attention_layers))
     both = _state(text)  # Falcon-H1: a state beside the attention of the same layer
     if not rest:
@@ -81,10 +80,11 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
             return OtherLayers()
         return None if both is None else OtherLayers(state=total * both * STATES_PER_REQUEST)
     window = sliding_window(text)
-    sliding = (
-        [layer for layer in rest if kinds is None or kinds[layer] in _SLIDING] if window else []
-    )
-    states = [layer for layer in rest if layer not in sliding and _has_state(text, kinds, layer)]
+    slides = [layer for layer in rest if kinds is None or kinds[layer] in _SLIDING]
+    sliding = slides if window else []
+    none = {"-", "E", "mlp", "moe"} - {*full_kinds(text)}
+    rest = [layer for layer in rest if layer not in sliding]
+    states = [layer for layer in rest if kinds is None or kinds[layer] not in none]
     if states and both is None:
         return None
     state = len(states) * (both or 0) * STATES_PER_REQUEST
@@ -106,12 +106,6 @@ def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"
     if len(geometry.attention_layers) == geometry.num_layers:
         return "states" if kind in BOTH else None
     return "windows" if kind in MIXED or sliding_window(text) is not None else "states"
-
-
-def _has_state(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
-    if kinds is None or kinds[layer] in full_kinds(text):
-        return True
-    return kinds[layer] not in ("-", "E", "mlp", "moe")
 
 
 def _state(text: Any) -> int | None:

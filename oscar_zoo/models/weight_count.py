@@ -22,6 +22,7 @@ from oscar_zoo.models.geometry import (
     layer_count,
     layer_kinds,
     number,
+    quantization,
 )
 from oscar_zoo.models.other_layers import BOTH, state_shape
 
@@ -79,11 +80,12 @@ def weights_of_config(config: ConfigFile) -> int | None:
     dense = min(layers, number(text, "first_k_dense_replace")) if routed else layers
     shared = _shared(text)
     sparse, expert = range(dense, layers), _expert_size(text)
+    plural = "s" if any(number(text, one) for one in _SHARED_COUNTS) else ""
     parts = [
         (mixers, _mixers(text, layers)),
         (dense * 3 * hidden * inner, _names(range(dense), "mlp")),
         (len(sparse) * 3 * hidden * routed * expert, _names(sparse, "mlp.experts.0")),
-        (len(sparse) * 3 * hidden * shared, _names(sparse, _shared_name(text))),
+        (len(sparse) * 3 * hidden * shared, _names(sparse, f"mlp.shared_expert{plural}")),
         (0 if getattr(text, "tie_word_embeddings", False) else vocabulary * hidden, [_HEAD]),
     ]
     try:
@@ -92,13 +94,6 @@ def weights_of_config(config: ConfigFile) -> int | None:
     except _UnknownFormat:
         return None
     return round((bits + vocabulary * hidden * _BF16) / 8)
-
-
-def quantization(config: ConfigFile) -> Any:
-    names = ("quantization_config", "compression_config")
-    parts = (config, config.get_text_config())
-    said = (getattr(part, name, None) for part in parts for name in names)
-    return next(filter(None, said), None)
 
 
 def weights_of_name(name: str) -> int | None:
@@ -118,10 +113,6 @@ def _expert_size(text: Any) -> int:
 def _shared(text: Any) -> int:
     widths = max(number(text, name) for name in _SHARED)
     return widths or max(number(text, name) for name in _SHARED_COUNTS) * _expert_size(text)
-
-
-def _shared_name(text: Any) -> str:
-    return "mlp.shared_expert" + ("s" if any(number(text, one) for one in _SHARED_COUNTS) else "")
 
 
 def _names(layers: Iterable[int], module: str) -> list[str]:

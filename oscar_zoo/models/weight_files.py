@@ -18,7 +18,7 @@ from oscar_zoo.artifact.files import mistaken_content, read_start
 from oscar_zoo.artifact.tensor_file import METADATA
 from oscar_zoo.errors import InvalidModel, MalformedFile, StorageError
 from oscar_zoo.models.config_file import ConfigFile, gguf_refusal
-from oscar_zoo.models.weight_count import quantization
+from oscar_zoo.models.geometry import quantization
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 1 << 27

@@ -173,8 +173,7 @@ def _result(row: Entry, score: Score) -> dict[str, Any]:
 
 def _text(words: str) -> str:
     """`words` in one line, with nothing that a hub could take for markup or for a link."""
-    kept = " ".join(_NOT_PLAIN.sub(" ", words).split())
-    return kept[:_LONGEST].rstrip() or "-"
+    return " ".join(_NOT_PLAIN.sub(" ", words).split())[:_LONGEST].rstrip() or "-"
 
 
 _COLUMNS = ("Model", "Tag", "Method", "Format", "Bits", "Measured", "Scores", "Digest", "Status")

@@ -284,5 +284,4 @@ class TrustedKeys(Document):
 
 @cache
 def packaged_keys() -> TrustedKeys:
-    data = (resources.files("oscar_zoo.manifests") / KEYS_NAME).read_bytes()
-    return TrustedKeys.from_bytes(data)
+    return TrustedKeys.from_bytes((resources.files("oscar_zoo.manifests") / KEYS_NAME).read_bytes())

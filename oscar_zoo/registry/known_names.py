@@ -150,8 +150,7 @@ def quality_warnings(record: Record) -> tuple[str, ...]:
         accepted |= {*entry.accepted}
     if "poor" in accepted:
         return (f"{record.id.reference} {ACCEPTED['poor']}",)
-    figures = (record.measured, measured_when_made(record))
-    said = (one.poor for one in figures if one)
+    said = (one.poor for one in (record.measured, measured_when_made(record)) if one)
     return tuple(f"{record.id.reference} {poor}" for poor in said if poor)[:1]
 
 

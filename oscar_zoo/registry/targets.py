@@ -420,6 +420,7 @@ def propose_computing(
 ) -> None:
     """Let the `error` of a search name computing as the next step, where that may be meant. `again`
     gives the command line that means the same, with other options."""
+    from oscar_zoo.models.config_file import unread_weights
     from oscar_zoo.models.model_hub import is_here
 
     here, place = is_here(choice.source), Path(choice.source)
@@ -429,6 +430,8 @@ def propose_computing(
     if slash and (os.path.lexists(choice.source) or (first.is_dir() and not here)):
         if not os.path.lexists(place):
             error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
+    elif refused := unread_weights(choice.source):
+        error.advise(str(refused.hint))
     elif here or not isinstance(error, errors.NetworkError):
         online = {} if here else {"offline": False}  # the model has to be fetched
         error.next_step = Compute(choice.name, again(compute=True, **online))

@@ -17,6 +17,7 @@ from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models import weight_files
 from oscar_zoo.models.config_file import ConfigFile, check_cache, geometry_of_folder
+from oscar_zoo.models.geometry import quantization
 from oscar_zoo.observer import Observer
 from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.artifacts import Artifact
@@ -121,7 +122,9 @@ def check_served(
         return
     why, where = known.serve_gpu.reason if config is None else None, ""
     if why is None and device == "cpu":
-        why, where = known.serve_cpu.reason, " on a CPU"
+        alone = config and (quantization(config) or {}).get("quant_method") in ("awq", "gptq")
+        why = "SGLang reads such weights on GPUs alone" if alone else known.serve_cpu.reason
+        where = " on a CPU"
     if why is not None:
         hint = f"what works with it: oscar-zoo info {model_argument(choice.source)}"
         if printed and where:

@@ -89,8 +89,7 @@ class ChatSession:
         asked = time.monotonic()
         for event in self._events(turns):
             yield answer.add(event, time.monotonic() - asked)
-        said = answer.reasoning + answer.text
-        self._turns = [*turns, {"role": "assistant", "content": said}]
+        self._turns = [*turns, {"role": "assistant", "content": answer.reasoning + answer.text}]
 
     def forget(self) -> None:
         self._turns = []
@@ -106,8 +105,7 @@ def server_events(
     headers |= {"Authorization": f"Bearer {key}"} if key else {}
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=SECONDS)
     try:
-        body = json.dumps(asked)
-        connection.request("POST", f"{address.path}/chat/completions", body, headers)
+        connection.request("POST", f"{address.path}/chat/completions", json.dumps(asked), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise ServerFailed(

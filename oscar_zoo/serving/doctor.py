@@ -242,8 +242,7 @@ def _token(kind: HubKind, offline: bool) -> DoctorFinding:
         step = f"{kind.token_step}, to publish there"
         return say("ok", "none; public zoos are read without", step)
     if found.exposed:
-        detail = f"in {source}, which other users can read"
-        return say("warning", detail, f"chmod 600 {source}")
+        return say("warning", f"in {source}, which other users can read", f"chmod 600 {source}")
     if not kind.tells_user or offline:
         return say("ok", f"from {source}")
     late = HubTimeout.for_hub(title, f"did not say within {SECONDS:.0f} s whose it is")

@@ -276,8 +276,7 @@ def _host_tokens(params: FitGpuParams, name: str, needs: Needs, token: int, gpus
     if params.engine == "vllm" or needs.other != OtherLayers():
         where = "vLLM" if params.engine == "vllm" else f"the other layers of {name}"
         raise UsageError(f"--host-cache does not work with {where}.", hint="leave it out")
-    size = parse_memory(params.host_cache, "--host-cache")
-    flag = host_cache_flag(size, Layout(tp=gpus), None)
+    flag = host_cache_flag(parse_memory(params.host_cache, "--host-cache"), Layout(tp=gpus), None)
     return int(flag.partition("=")[2]) * 10**9 // token
 
 

@@ -15,9 +15,10 @@ from oscar_zoo.engines.sglang.capacity import BF16_BYTES, USABLE, Planner, cache
 from oscar_zoo.engines.sglang.sizing import Layout, usual_requests
 from oscar_zoo.models import hardware
 from oscar_zoo.models.config_file import ConfigFile, geometry_of_folder
+from oscar_zoo.models.geometry import quantization
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import OtherLayers, other_layers
-from oscar_zoo.models.weight_count import quantization, weights_of_config, weights_of_name
+from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
 from oscar_zoo.models.weight_files import stored_weights
 from oscar_zoo.registry.recipe import (
     ModelRecipe,
@@ -61,8 +62,7 @@ class Needs:
 def needs_of_choice(choice: ModelChoice) -> Needs | None:
     """The needs of a model; `None` where neither its shapes nor its `config.json` are here."""
     folder = Path(choice.source)
-    given = is_path(choice.source) or holds_model(folder)
-    local = folder if given else kept_config(choice.source)
+    local = folder if is_path(choice.source) or holds_model(folder) else kept_config(choice.source)
     recipe = choice.recipe
     if local is None:
         return None if recipe is None else needs_of_recipe(recipe)
@@ -154,21 +154,24 @@ def gpu_share(
 
 
 def estimate_memory(
-    recipe: ModelRecipe | None, manifests: Sequence[Manifest], gpu_memory: int | None = None
+    recipe: ModelRecipe | None,
+    manifests: Sequence[Manifest],
+    gpu_memory: int | None = None,
+    choice: ModelChoice | None = None,
 ) -> dict[str, Any] | None:
     """What `info` says that a model needs, and what fits on each kind of GPU that is visible, or on
     one of `gpu_memory` bytes, for as many requests as `serve` lets run; `None` where no shapes are
-    known. Where all artifacts have one recipe, it is the one that counts; the first of their
-    `manifests` says the shapes where the zoo does not know them."""
+    known: those of the zoo, of the first of `manifests`, or of `choice`. The recipe is that of all
+    artifacts, where they have one."""
     seen = hardware.visible(hardware.gpus()) if gpu_memory is None else ()
     kinds = dict.fromkeys((card.name, card.memory) for card in seen)
     cards = [*kinds] if gpu_memory is None else [("GPU", gpu_memory)]
     if recipe is not None:
         needs = needs_of_recipe(recipe)
         alike = manifests and all(one.recipe == manifests[0].recipe for one in manifests)
-        # the recipe of artifacts has widths, above all
         return estimate(replace(needs, serving=manifests[0].recipe) if alike else needs, cards)
-    return estimate(needs_of_manifest(manifests[0]), cards) if manifests else None
+    known = needs_of_manifest(manifests[0]) if manifests else choice and needs_of_choice(choice)
+    return estimate(known, cards) if known else None
 
 
 def estimate(needs: Needs, cards: Sequence[tuple[str, int]]) -> dict[str, Any] | None:

@@ -362,8 +362,7 @@ def launch(
         tiers = {name: told.get(name, 0) for name in ("host_tokens", "disk_bytes")}
         entry.change(state="ready", model=told["model_id"], **tiers)
         observer.begin((), timed=False)
-        kept = entry.record.key_file if wanted.api_key else None
-        key_file = params.api_key_file or kept
+        key_file = params.api_key_file or (entry.record.key_file if wanted.api_key else None)
         ready = ReadyServer(
             **told,
             model=source,

@@ -192,11 +192,10 @@ def check_port(host: str, port: int, again: Callable[[str], str]) -> None:
     check_port_free(host, port, again=other)
 
 
-def _newest_log() -> int | None:
+def _newest_log() -> str | None:
     logs = serve_log(0).parent.glob("serve-*.log")
     ports = {path.stem.removeprefix("serve-"): path.stat().st_mtime for path in logs}
-    newest = max(filter(str.isdecimal, ports), key=ports.__getitem__, default=None)
-    return None if newest is None else int(newest)
+    return max(filter(str.isdecimal, ports), key=ports.__getitem__, default=None)
 
 
 def _new_lines(stream: IO[bytes], goes_on: Callable[[], bool]) -> Iterator[str]:

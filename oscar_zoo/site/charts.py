@@ -79,8 +79,7 @@ def clip_chart(name: str, clip: ClipChart) -> Markup:
         columns = [[layer[at] for layer in layers] for at in range(len(ratios))]
         chart.ranges(ratios, columns, _side(name))
     chart.line(list(zip(ratios, mean, strict=True)), f"{_side(name)} mean")
-    best = ratios[min(range(len(mean)), key=mean.__getitem__)]
-    said = f"The mean is least at {best:g}"
+    said = f"The mean is least at {ratios[min(range(len(mean)), key=mean.__getitem__)]:g}"
     if clip.chosen is not None:
         chart.upright(clip.chosen, f"served: {clip.chosen:g}")
         said += f"; {clip.chosen:g} is served"

@@ -15,7 +15,7 @@ from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, SignatureReport, Verified, says
 from oscar_zoo.errors import ArtifactNotFound, OscarZooError
-from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.config_file import ConfigFile, unread_weights
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import known_names, measured, score_file, targets
 from oscar_zoo.registry.architectures import architecture
@@ -229,7 +229,7 @@ def describe(
         artifacts=tuple(manifests),
         measured=_measured(manifests, scores, [*copies.values()]),
         scores=scores,
-        memory=cast("Memory | None", estimate_memory(recipe, manifests, gpu_memory)),
+        memory=cast("Memory | None", estimate_memory(recipe, manifests, gpu_memory, target.choice)),
         installed=tuple(_copy(record, stored[one]) for one, record in copies.items()),
         offered=tuple(row for view in views for row in _offered(view, meant)),
         unreachable=tuple(unreachable),
@@ -276,10 +276,13 @@ def _known_model(
 
 def _works(model: KnownModel | None) -> Works | None:
     row = architecture(model.model_type) if model else None
-    if row is None:
+    if model is None or row is None:
         return None
     answers = (row.compute, row.evaluate, row.serve_cpu, row.serve_gpu)
-    tried = (Tried(one.state, one.tested or one.reason) for one in answers)
+    tried = [Tried(one.state, one.tested or one.reason) for one in answers]
+    if refused := unread_weights(model.source):
+        unread = Tried("does not work", refused.message)
+        tried[:3] = unread, unread, Tried("not tried", None)
     return cast("Works", dict(zip(Works.__annotations__, tried, strict=True)))
 
 
@@ -399,9 +402,8 @@ def run_scores(params: ScoresParams, observer: Observer = SILENT) -> ScoresRepor
         elif (file := score_file.read(path)) is not None:
             said = {(key(score), value) for score in published for value in values(score)}
             own = tuple(s for s in file.scores if {(key(s), v) for v in values(s)} - said)
-        at_pull = record.measured if record else None
-        told = (made.get(name), at_pull, published, own, path, warnings)
-        artifacts.append(KnownScores(name, place, *told))
+        known = made.get(name), record.measured if record else None
+        artifacts.append(KnownScores(name, place, *known, published, own, path, warnings))
     return ScoresReport(tuple(artifacts))
 
 

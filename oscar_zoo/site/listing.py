@@ -273,8 +273,7 @@ def _filter(text: str) -> tuple[str, str]:
 def _fits(value: str | float | None, pattern: str) -> bool:
     if value is None:
         return False
-    text = value if isinstance(value, str) else f"{value:g}"
-    return fnmatchcase(text.casefold(), pattern)
+    return fnmatchcase((value if isinstance(value, str) else f"{value:g}").casefold(), pattern)
 
 
 def _score_rank(task: str, entry: Entry) -> tuple[Any, ...] | None:

@@ -72,8 +72,7 @@ def test_a_yanked_version_is_marked_everywhere(cli: Cli, tmp_path: Path, own_sta
     Path("oscar-zoo.lock").write_text("broken")
     assert "oscar-zoo.lock is not JSON" in (cli(0, "list"), cli.err)[1]
     Path("oscar-zoo.lock").write_text(lock)
-    locked = cli.json(0, *pull, "--locked", "--hub", hub)["artifacts"][0]
-    assert locked["warnings"] == [sentence]
+    assert cli.json(0, *pull, "--locked", "--hub", hub)["artifacts"][0]["warnings"] == [sentence]
 
 
 def test_a_named_hub_shows_what_it_has_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
@@ -109,8 +108,7 @@ def test_info_describes_the_rotation_in_a_folder(cli: Cli, tmp_path: Path) -> No
     (folder / "oscar.json").unlink()
     error = cli.json(3, "info", folder)["error"]
     assert "has no oscar.json" in error["message"] and "compute" in error["hint"]
-    error = cli.json(2, "info", next(folder.glob("k_*.pt")))["error"]
-    assert str(folder) in error["hint"]
+    assert str(folder) in cli.json(2, "info", next(folder.glob("k_*.pt")))["error"]["hint"]
 
 
 def test_info_tells_of_a_folder_whose_files_are_damaged(cli: Cli, tmp_path: Path) -> None:
@@ -167,11 +165,18 @@ def test_info_of_a_model_without_a_recipe_says_what_works_for_its_kind(
         found = cli.json(0, "info", name, "--offline")
         assert found["model"] == {"source": name, "model_type": "qwen3"}
         assert found["recipe"] is None and found["works"]["compute"]["state"] == "works"
+    awq = b'{"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64},'
+    (folder / "config.json").write_bytes(config.replace(b"{", awq, 1))
+    found = cli.json(0, "info", folder, "--offline", "--gpu", "RTX 4090")
+    states = [one["state"] for one in found["works"].values()]
+    assert states == ["does not work", "does not work", "not tried", "works"]
+    assert found["memory"]["gpus"][0]["int2_tokens"] > 0
+    assert cli(0, "info", folder, "--offline").endswith(f"serve ROTATION --model '{folder}'\n")
     (folder / "config.json").write_bytes(config.replace(b'"qwen3"', b'"brand_new"'))
     shown = cli(0, "info", folder, "--offline")
     assert "  architecture brand_new, which nobody has tried\n" in shown
-    known = cli.json(0, "info", "Qwen3-8B", "--offline")["model"]
-    assert known == {"source": "Qwen/Qwen3-8B", "model_type": "qwen3"}
+    known = {"source": "Qwen/Qwen3-8B", "model_type": "qwen3"}
+    assert cli.json(0, "info", "Qwen3-8B", "--offline")["model"] == known
 
 
 @pytest.fixture

@@ -106,8 +106,7 @@ def test_the_bits_that_are_told_are_those_of_the_artifact(cli: Cli) -> None:
         for cache, stored, long in bits
     ]  # fmt: skip
     print_bits(rows)
-    told = cli.capsys.readouterr().out
-    assert "of it by tokens of a sequence, with windows: 3.88 at 8k" in told
+    assert "of it by tokens of a sequence, with windows: 3.88 at 8k" in cli.capsys.readouterr().out
 
 
 @pytest.fixture

@@ -111,6 +111,7 @@ def make_world(root: Path) -> None:
     for name, data in {
         "unnamed": b"{bad",
         "list": b"[]",
+        "awq": json.dumps(config | {"quantization_config": {"quant_method": "awq"}}).encode(),
         "words": json.dumps(config | {"num_hidden_layers": "four"}).encode(),
     }.items():
         shutil.copytree(MODEL, model / name)
@@ -118,8 +119,7 @@ def make_world(root: Path) -> None:
     shutil.copytree(MODEL, model / "whole")
     (model / "shape").mkdir()
     shutil.copy(MODEL / "config.json", model / "shape")
-    for lost in ("weights", "tokenizer"):
-        ignored = {"weights": "model.safetensors", "tokenizer": "tokenizer*"}[lost]
+    for lost, ignored in (("weights", "model.safetensors"), ("tokenizer", "tokenizer*")):
         shutil.copytree(MODEL, model / f"no-{lost}", ignore=shutil.ignore_patterns(ignored))
     write_folder(model / "gguf", {"q4.gguf": b"GGUF\x03\0\0\0"})
     shutil.copytree(model / "gguf", model / "gguf-config")

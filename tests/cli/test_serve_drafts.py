@@ -271,8 +271,7 @@ def test_a_cpu_takes_none(cli: Cli, tmp_path: Path) -> None:
     write_folder(tmp_path / "rotation", payload())
     for words in (["--print"], []):
         line = ["serve", tmp_path / "rotation", "--model", EXAMPLE, "--drafts", *words]
-        err = cli.refused(1, *line, "--device", "cpu", "--port", 30987)
-        assert "--drafts needs a GPU" in err
+        assert "--drafts needs a GPU" in cli.refused(1, *line, "--device", "cpu", "--port", 30987)
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,7 @@ def test_json_shows_what_terminals_act_on(hidden: str, capsys: pytest.CaptureFix
 
 
 def test_characters_without_an_equivalent_are_question_marks() -> None:
-    plain = ascii_text("a → b ↓ … “c” größe ᵘ ═ 漢")
-    assert plain == 'a -> b v ... "c" gro?e u ? ?'
+    assert ascii_text("a → b ↓ … “c” größe ᵘ ═ 漢") == 'a -> b v ... "c" gro?e u ? ?'
 
 
 def test_lines_of_facts_break_below_their_text(tmp_path: Path) -> None:

@@ -135,8 +135,7 @@ def test_layers_with_gaps_pass_where_the_model_is_not_known(cli: Cli, tmp_path: 
     text = cli(0, "verify", folder)
     assert "layers 1, 3, 5, 7" in text and "cover of layers not checked" in text
     assert "layers.not_checked" in text
-    found = result(cli, 4, folder, "--strict")
-    assert found["code"] == "layers.gaps"
+    assert result(cli, 4, folder, "--strict")["code"] == "layers.gaps"
     gap: Geometry = SPARSE.model_copy(update={"attention_layers": (0, 1, 3, 5, 7)})
     config = json.loads((MODEL / "config.json").read_text())
     model = tmp_path / "model"

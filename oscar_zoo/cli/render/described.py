@@ -61,8 +61,7 @@ def print_facts(found: Description, params: InfoParams, *, quiet: bool) -> None:
         if copy.signature.state != "missing":
             terminal.fact("signature", copy.signature.sentence)
     if found.files is not None:
-        word = "" if found.files.intact else "FAILED: "
-        terminal.fact("files", f"{word}{found.files.outcome}")
+        terminal.fact("files", ("" if found.files.intact else "FAILED: ") + found.files.outcome)
     for offer in found.offered:
         why = f", {offer.state}: {offer.reason or 'no reason given'}"
         state = "" if offer.state == "active" else why
@@ -92,9 +91,13 @@ def _print_recipe(recipe: ModelRecipe) -> None:
 
 def _none_known(found: Description) -> str:
     """What to do where no rotation is known."""
-    if (it := found.works) and "does not work" in (it["compute"].state, it["serve_gpu"].state):
-        return "No published rotation is known, and none can be made and served yet."
     source = found.model.source if found.model else ""
+    states = [it["compute"].state, it["serve_gpu"].state] if (it := found.works) else []
+    if states == ["does not work", "works"]:  # quantized weights
+        serve = f"oscar-zoo serve ROTATION --model {quote(source)}"
+        return f"No published rotation is known; that of its base model serves it: {serve}"
+    if "does not work" in states:
+        return "No published rotation is known, and none can be made and served yet."
     if is_path(source):
         make = f"compute {quote(source)}"
     elif found.recipe is None:

@@ -130,7 +130,7 @@ def _too_small(report: FitReport) -> str:
     if report.too_long:
         return f"does not fit: a request of {context} tokens is longer than the model takes"
     if report.room == 0:
-        return "does not fit: the weights take all memory"
+        return "does not fit: the weights take all memory (quantized ones: --weights SIZE)"
     if not int2.most_requests:
         return f"does not fit: {_no_tokens(report, int2)}"
     why, fewer = f"{requests} requests of {context} tokens", f"{int2.most_requests:,} with INT2"

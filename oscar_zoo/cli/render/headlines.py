@@ -53,6 +53,5 @@ _OTHERWISE = "it failed a check"
 
 def rejection(outcome: Rejected) -> str:
     """Why an artifact was rejected, in a clause for people, and the code behind it."""
-    kind = outcome.code.partition(".")[0]
-    words = _CODES.get(outcome.code) or _KINDS.get(kind, _OTHERWISE)
-    return f"{words} ({outcome.code})"
+    kind = _KINDS.get(outcome.code.partition(".")[0], _OTHERWISE)
+    return f"{_CODES.get(outcome.code) or kind} ({outcome.code})"

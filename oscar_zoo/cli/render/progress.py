@@ -117,8 +117,7 @@ def lines_of(note: Note) -> list[RenderableType]:
 
 def question_of(note: Note) -> str:
     if note.code == "compute.question":
-        about = computing.about(note.facts["seconds"])
-        return f"{note.text.removesuffix('?')} ({about})?"
+        return f"{note.text.removesuffix('?')} ({computing.about(note.facts['seconds'])})?"
     return note.text
 
 

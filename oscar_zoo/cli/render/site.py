@@ -91,8 +91,7 @@ def print_freed(freed: Freed, _: object, *, quiet: bool) -> None:
     )
     terminal.out().print(f"{count}, {done} {room}")
     if not freed.exclusive:
-        text = "Others use the store just now: unused files younger than an hour stay."
-        terminal.note(text)
+        terminal.note("Others use the store just now: unused files younger than an hour stay.")
 
 
 def print_removed(done: RemovedArtifacts, _: object, *, quiet: bool) -> None:
