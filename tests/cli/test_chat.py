@@ -151,7 +151,7 @@ def test_without_a_question_nothing_is_asked(
 def test_words_that_name_no_server_may_ask(asked: Asked, words: list[str], cli: Cli) -> None:
     hint = cli.json(3, "chat", *words, "--max-tokens", 8)["error"]["hint"]
     assert not asked
-    cli(0, *shlex.split(hint[hint.index("oscar-zoo chat") :])[1:])
+    assert cli(0, *shlex.split(hint[hint.index("oscar-zoo chat") :])[1:])[0] == "{"
     assert asked[0]["messages"][-1]["content"] == " ".join(words) and asked[0]["max_tokens"] == 8
 
 

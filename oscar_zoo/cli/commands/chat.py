@@ -34,7 +34,7 @@ def _body(as_json: bool, **values: Any) -> int:
         params = replace(params, server=None, question=params.server)
     if params.model:  # before a question is missed: where it is no model, that is the mistake
         choose_model(params.model)
-    session = None if params.model else _of_server(params)
+    session = None if params.model else _of_server(params, as_json)
     talks = params.question is None and sys.stdin.isatty()
     question = (params.question or ("" if talks else sys.stdin.read())).strip("\r\n")
     if (as_json or not talks) and not question.strip():
@@ -61,7 +61,7 @@ def _body(as_json: bool, **values: Any) -> int:
 command = build.of_body("chat", ChatParams, _body, quiet=False)
 
 
-def _of_server(params: ChatParams) -> ChatSession:
+def _of_server(params: ChatParams, as_json: bool) -> ChatSession:
     """With the server that is meant, which must be ready."""
     from oscar_zoo.engines.sglang.launch.plan import client_url
     from oscar_zoo.serving import chat, records
@@ -74,7 +74,7 @@ def _of_server(params: ChatParams) -> ChatSession:
             error.advise(f"without a server: oscar-zoo chat --model MODEL {params.server}")
         elif here and params.server and not params.server.isdigit():  # words without quotes
             words = " ".join(filter(None, (params.server, params.question)))
-            meant = ["chat", str(here[0].port), words, *option_words(params)]
+            meant = ["chat", str(here[0].port), words, *option_words(params), *["--json"] * as_json]
             error.advise(f"if that is a question: {command_line(meant)}")
         raise
     if record.state == "starting":
