@@ -25,17 +25,18 @@ class Card:
     Attributes:
         name: without its maker.
         sold: its GB of memory in the words of its maker, which are GiB.
-        ecc: whether a sixteenth of them is for error correction, as the driver reports of GDDR6.
+        note: `ecc` where a sixteenth of them is for error correction, as the driver reports of
+            GDDR6; `shared` where the CPU has them, too, and the system keeps about as much.
     """
 
     name: str
     sold: int
-    ecc: bool = False
+    note: str = ""
 
     @property
     def memory(self) -> int:
-        """Bytes that programs see, within a percent."""
-        return (self.sold << 30) * 15 // 16 if self.ecc else self.sold << 30
+        """Bytes that programs see, within two percent."""
+        return (self.sold << 30) * 15 // 16 if self.note else self.sold << 30
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class Chip:
 
     Attributes:
         cards: GPUs with it.
-        shared_bytes: most shared memory of a block (CUDA C++ Programming Guide, table of technical
-            specifications per compute capability).
+        shared_bytes: most shared memory of a block (CUDA C++ Programming Guide, specifications).
     """
 
     cards: tuple[Card, ...]
@@ -92,14 +92,13 @@ class Target:
 
 
 OLDER_CODE = "TRITON_OVERRIDE_ARCH"
-"""Environment variable of Triton, which CUDA C++ follows here: with `sm80` a later chip runs what
-an A100 runs."""
+"""Variable of Triton, which CUDA C++ follows here: with `sm80` a chip runs what an A100 runs."""
 
 
 def _chip(kilobytes: int, cards: str) -> Chip:
-    """A chip; each of its `cards` is a name and its GB, and `ecc` where `Card` says so."""
-    rows = (re.fullmatch("(.+) ([0-9]+)( ecc)?", one) for one in re.split(r",\s+", cards))
-    found = tuple(Card(row[1], int(row[2]), bool(row[3])) for row in rows)  # type: ignore[index]
+    """A chip; each of its `cards` is a name and its GB, and the note of `Card`."""
+    rows = (re.fullmatch("(.+) ([0-9]+) ?(ecc|shared|)", one) for one in re.split(r",\s+", cards))
+    found = tuple(Card(row[1], int(row[2]), row[3]) for row in rows)  # type: ignore[index]
     return Chip(found, kilobytes << 10)
 
 
@@ -117,6 +116,7 @@ CHIPS: dict[Capability, Chip] = {
     (12, 0): _chip(99, """RTX 5060 8, RTX 5060 Ti 8, RTX 5060 Ti 16, RTX 5070 12, RTX 5070 Ti 16,
         RTX 5080 16, RTX 5090 32, RTX PRO 4000 24, RTX PRO 4500 32, RTX PRO 5000 48,
         RTX PRO 6000 96"""),
+    (12, 1): _chip(99, "DGX Spark 128 shared, GB10 128 shared"),
 }  # fmt: skip
 NOT_SUPPORTED = "not supported"
 OLDER = ("V100", "T4", "RTX 20", "P100", "P40", "GTX", "Titan", "RTX 8000")
@@ -167,11 +167,12 @@ class KernelPath:
 
 def state(capability: Capability) -> str:
     """What is known of the kernels on a chip, in words."""
-    path = kernel_path(capability)
-    if path is None:
+    if capability < LOWEST:
         return NOT_SUPPORTED
-    if path.measured:
+    if capability in MEASURED:
         return "measured on H100 and H200"
+    if capability not in CHIPS:
+        return "not tried"
     return "its kernels ran on an H200" if capability in RAN_ELSEWHERE else "compiled only"
 
 
@@ -187,5 +188,4 @@ def kernel_path(capability: Capability) -> KernelPath | None:
     """The path of a chip; `None` where no kernel runs."""
     if capability < LOWEST:
         return None
-    write = "cuda" if capability == WRITE else "triton"
-    return KernelPath("cuda", write, capability in MEASURED)
+    return KernelPath("cuda", "cuda" if capability == WRITE else "triton", capability in MEASURED)

@@ -61,8 +61,7 @@ def gpu_bytes(text: str) -> int:
 
 
 def _card(name: str, option: str = "--gpu") -> tuple[int, str]:
-    """Bytes of the GPU called `name`, or of one that has so much, and what it is; raises
-    `UsageError`."""
+    """Bytes of the GPU called `name` or of one with so much, and what it is, or a `UsageError`."""
     import difflib
 
     from oscar_kernels.chips import CHIPS, LOWEST, cards_named, is_unsupported, state
@@ -70,8 +69,9 @@ def _card(name: str, option: str = "--gpu") -> tuple[int, str]:
     found = cards_named(name)
     if len(found) == 1:
         ((capability, card),) = found
-        chip = "{:g} GiB, sm_{}{}".format(card.memory / (1 << 30), *capability)
-        return card.memory, f"{card.name}: {chip}, {state(capability)}"
+        size = f"{card.memory / (1 << 30):g} GiB{' shared with the CPU' * (card.note == 'shared')}"
+        chip = "sm_{}{}".format(*capability)
+        return card.memory, f"{card.name}: {size}, {chip}, {state(capability)}"
     if found:
         raise UsageError(
             f"{name!r} has several sizes of memory.",

@@ -98,7 +98,7 @@ def test_codes_of_2_bits_have_room(capability: chips.Capability, head_dim: int, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("chip", "head_dim"), [
-    ("8.0", 128), ("8.9", 512), ("10.0", 128), ("12.0", 256),
+    ("8.0", 128), ("8.9", 512), ("10.0", 128), ("12.0", 256), ("12.1", 128),
 ])  # fmt: skip
 def test_kernels_in_triton_compile_and_have_room(chip: str, head_dim: int) -> None:
     """What a server with heads of so many channels compiles, one variant of each kernel."""
@@ -140,6 +140,7 @@ def test_the_readme_says_which_gpus_work() -> None:
     assert told == chips.cards_by_state()
     assert {"H100", "H200"} <= {*told["measured on H100 and H200"]} and len(rows) == 4
     assert chips.state((7, 5)) == chips.NOT_SUPPORTED
+    assert {chips.state(one) for one in ((8, 7), (10, 3), (11, 0), (13, 0))} == {"not tried"}
 
 
 def test_paths_of_chips() -> None:

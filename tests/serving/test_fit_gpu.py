@@ -174,6 +174,8 @@ def test_what_fits_beside_weights_in_a_format(
         (("--gpu", "NVIDIA GeForce RTX 4070 Ti SUPER"), 16, 1, "RTX 4070 Ti SUPER: 16 GiB"),
         (("--gpu", "NVIDIA H100 NVL"), 94, 1, "H100 NVL: 94 GiB, sm_90"),
         (("--gpu", "L4"), 22.5, 1, "L4: 22.5 GiB, sm_89"),  # 23,034 MiB, says its driver
+        (("--gpu", "NVIDIA DGX Spark"), 120, 1, "DGX Spark: 120 GiB shared with the CPU, sm_121"),
+        (("--gpu", "GB10"), 120, 1, "GB10: 120 GiB shared with the CPU, sm_121, compiled only"),
     ],
 )
 def test_a_gpu_is_what_people_call_it(
@@ -184,15 +186,12 @@ def test_a_gpu_is_what_people_call_it(
     assert facts["memory_source"].startswith(source)
 
 
-@pytest.mark.parametrize(
-    ("words", "source", "gpus"),
-    [
-        (("Qwen3-32B", "--memory", "80GiB"), "of its recipe", 4),
-        (("Qwen3-32B", "--memory", "80GiB", "--tp", "2"), "as given", 2),
-        (("Qwen3-8B", "--memory", "80GiB"), "by default", 1),
-        (("Qwen3-32B", "--gpu", "4090"), "as given", 1),
-    ],
-)
+@pytest.mark.parametrize(("words", "source", "gpus"), [
+    (("Qwen3-32B", "--memory", "80GiB"), "of its recipe", 4),
+    (("Qwen3-32B", "--memory", "80GiB", "--tp", "2"), "as given", 2),
+    (("Qwen3-8B", "--memory", "80GiB"), "by default", 1),
+    (("Qwen3-32B", "--gpu", "4090"), "as given", 1),
+])  # fmt: skip
 def test_it_says_how_many_gpus(cli: Cli, words: tuple[str, ...], source: str, gpus: int) -> None:
     facts = cli.json(0, "fit-gpu", *words)
     assert (facts["gpus"], facts["gpus_source"]) == (gpus, source)
