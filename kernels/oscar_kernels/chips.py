@@ -105,12 +105,12 @@ def _chip(kilobytes: int, cards: str) -> Chip:
 CHIPS: dict[Capability, Chip] = {
     (8, 0): _chip(163, "A100 40, A100 80, A800 40, A800 80"),
     (8, 6): _chip(99, """A2 16 ecc, A10 24 ecc, A10G 24 ecc, A40 48 ecc, RTX A6000 48, RTX A4000 16,
-        RTX A5000 24, RTX 3060 12, RTX 3060 Ti 8, RTX 3070 8, RTX 3070 Ti 8, RTX 3080 10,
-        RTX 3080 12, RTX 3080 Ti 12, RTX 3090 24, RTX 3090 Ti 24"""),
+        RTX A5000 24, RTX 3050 6, RTX 3050 8, RTX 3060 12, RTX 3060 Ti 8, RTX 3070 8,
+        RTX 3070 Ti 8, RTX 3080 10, RTX 3080 12, RTX 3080 Ti 12, RTX 3090 24, RTX 3090 Ti 24"""),
     (8, 9): _chip(99, """L4 24 ecc, L20 48 ecc, L40 48 ecc, L40S 48 ecc, RTX 2000 Ada 16,
         RTX 4000 Ada 20, RTX 4500 Ada 24, RTX 5000 Ada 32, RTX 6000 Ada 48, RTX 4060 8,
         RTX 4060 Ti 8, RTX 4060 Ti 16, RTX 4070 12, RTX 4070 SUPER 12, RTX 4070 Ti 12,
-        RTX 4070 Ti SUPER 16, RTX 4080 16, RTX 4080 SUPER 16, RTX 4090 24"""),
+        RTX 4070 Ti SUPER 16, RTX 4080 16, RTX 4080 SUPER 16, RTX 4090 24, RTX 4090 D 24"""),
     (9, 0): _chip(227, "H100 80, H100 NVL 94, H200 141, H800 80, H20 96, GH200 96, GH200 144"),
     (10, 0): _chip(227, "B200 180"),
     (12, 0): _chip(99, """RTX 5060 8, RTX 5060 Ti 8, RTX 5060 Ti 16, RTX 5070 12, RTX 5070 Ti 16,
@@ -125,7 +125,7 @@ OTHERS = ("MI1", "MI2", "MI3", "Radeon", "RX", "Arc", "Gaudi")
 """How names of other makers' GPUs begin."""
 _GB = re.compile(r"([0-9]+)\s*gi?b")
 _BESIDE = re.compile(
-    r"nvidia|geforce|tesla|rtx|sxm[0-9]?|pcie|hbm[0-9]?e?|blackwell|generation"
+    r"[0-9]+\s*gi?b|nvidia|geforce|tesla|rtx|sxm[0-9]?|pcie|hbm[0-9]?e?|blackwell|generation"
     r"|(workstation|server) edition|[^a-z0-9]"
 )
 """What a name of a card may have and lack."""
@@ -133,22 +133,22 @@ _BESIDE = re.compile(
 
 def cards_named(text: str) -> list[tuple[Capability, Card]]:
     """The cards that `text` may mean, such as `rtx4090` or `NVIDIA A100-SXM4-80GB`."""
-    size = _GB.search(text.lower())
-    name = _short(_GB.sub("", text.lower()))
+    name, size = short(text), _GB.search(text.lower())
     return [
         (capability, card)
         for capability, chip in CHIPS.items()
         for card in chip.cards
-        if name == _short(card.name) and (size is None or int(size[1]) == card.sold)
+        if name == short(card.name) and (size is None or int(size[1]) == card.sold)
     ]
 
 
 def is_unsupported(text: str) -> bool:
     """Whether `text` names one of `OLDER` or `OTHERS`."""
-    return _short(text).startswith(tuple(map(_short, OLDER + OTHERS)))
+    return short(text).startswith(tuple(map(short, OLDER + OTHERS)))
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """`name` without what may be left out."""
     return _BESIDE.sub("", name.lower())
 
 

@@ -64,7 +64,7 @@ def _card(name: str, option: str = "--gpu") -> tuple[int, str]:
     """Bytes of the GPU called `name` or of one with so much, and what it is, or a `UsageError`."""
     import difflib
 
-    from oscar_kernels.chips import CHIPS, LOWEST, cards_named, is_unsupported, state
+    from oscar_kernels.chips import CHIPS, LOWEST, cards_named, is_unsupported, short, state
 
     found = cards_named(name)
     if len(found) == 1:
@@ -86,11 +86,11 @@ def _card(name: str, option: str = "--gpu") -> tuple[int, str]:
             f" {least} or later.",
             hint="which GPUs work: oscar-zoo doctor",
         )
-    names = {one.lower().removeprefix("rtx "): one for c in CHIPS.values() for one in c.names}
-    close = [names[key] for key in difflib.get_close_matches(name.lower(), names)]
+    names, typed = {short(one) for chip in CHIPS.values() for one in chip.names}, short(name)
+    close = [typed] if typed in names else difflib.get_close_matches(typed, names)
     raise UsageError(
         f"no GPU is known as {name!r}.",
-        suggestions=close,
+        suggestions=[f"{card.name} {card.sold}GB" for one in close for _, card in cards_named(one)],
         hint="which are known: oscar-zoo doctor --json; for another one of compute capability"
         f" {least} or later give its memory, such as {option} 24GiB",
     )

@@ -167,7 +167,7 @@ def test_what_fits_beside_weights_in_a_format(
         (("--gpu", "2x24GiB"), 24, 2, "as given"),
         (("--gpu", "2x 3090Ti"), 24, 2, "RTX 3090 Ti: 24 GiB, sm_86"),  # no 3,090 TiB
         (("--gpu", "24G"), 24, 1, "24 G of a card is read as 24 GiB"),
-        (("--memory", "4090"), 24, 1, "RTX 4090: 24 GiB"),
+        (("--memory", "4090 D"), 24, 1, "RTX 4090 D: 24 GiB, sm_89"),
         (("--gpu", "4060 Ti 16GB"), 16, 1, "RTX 4060 Ti: 16 GiB, sm_89"),
         (("--gpu", "NVIDIA RTX 4000 Ada Generation"), 20, 1, "RTX 4000 Ada: 20 GiB"),
         (("--gpu", "NVIDIA RTX PRO 5000 Blackwell"), 48, 1, "RTX PRO 5000: 48 GiB, sm_120"),
