@@ -84,7 +84,7 @@ def _card(name: str, option: str = "--gpu") -> tuple[int, str]:
         raise UsageError(
             f"{name} is not supported: the INT2 kernels need a GPU by NVIDIA of compute capability"
             f" {least} or later.",
-            hint="which GPUs work: oscar-zoo doctor",
+            hint="which GPUs work: oscar-zoo doctor --json",
         )
     names, typed = {short(one) for chip in CHIPS.values() for one in chip.names}, short(name)
     close = [typed] if typed in names else difflib.get_close_matches(typed, names)
