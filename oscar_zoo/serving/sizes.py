@@ -89,7 +89,7 @@ def _card(name: str, option: str = "--gpu") -> tuple[int, str]:
     names, typed = {short(one) for chip in CHIPS.values() for one in chip.names}, short(name)
     close = [typed] if typed in names else difflib.get_close_matches(typed, names)
     raise UsageError(
-        f"no GPU is known as {name!r}.",
+        f"{name!r} is {'no size of memory and ' * (option != '--gpu')}no GPU that is known.",
         suggestions=[f"{card.name} {card.sold}GB" for one in close for _, card in cards_named(one)],
         hint="which are known: oscar-zoo doctor --json; for another one of compute capability"
         f" {least} or later give its memory, such as {option} 24GiB",
