@@ -170,10 +170,10 @@ def state(capability: Capability) -> str:
     if capability < LOWEST:
         return NOT_SUPPORTED
     if capability in MEASURED:
-        return "measured on H100 and H200"
-    if capability not in CHIPS:
-        return "not tried"
-    return "its kernels ran on an H200" if capability in RAN_ELSEWHERE else "compiled only"
+        return "measured on H100 and H200 only"
+    if capability in RAN_ELSEWHERE:
+        return "its kernels ran on an H200, not on the card"
+    return "compiled only" if capability in CHIPS else "not tried"
 
 
 def cards_by_state() -> dict[str, list[str]]:

@@ -477,8 +477,8 @@ def test_the_path_of_the_kernels_is_that_of_the_gpu(
     assert (row["state"], row["paths"][0]["compute_capability"]) == (state, capability)
     assert words in row["detail"] and (row["next"] is None) == (state == "ok")
     known = [(one["name"], one["state"]) for one in row["known_gpus"]]
-    assert ("RTX 4090", "its kernels ran on an H200") in known
-    assert ("H200", "measured on H100 and H200") in known
+    assert ("RTX 4090", "its kernels ran on an H200, not on the card") in known
+    assert ("H200", "measured on H100 and H200 only") in known
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
