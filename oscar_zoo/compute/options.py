@@ -147,11 +147,11 @@ def read_data(job: Job, block: ModelBlock, tokenizer: Any) -> CalibrationData:
         chat_template=job.chat_template,
         heldout_tokens=job.heldout_tokens if chooses else 0,
     )
-    if job.needs_data and data.tokens_used < block.head_dim:
+    if job.needs_data and (found := data.tokens_used) < block.head_dim:
+        more = "--calib-tokens" if found == job.calib_tokens else "text"
         raise UsageError(
-            f"{job.calib_data} gives {data.tokens_used} tokens for {block.head_dim}"
-            " channels per head.",
-            hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
+            f"{job.calib_data} gives {found} tokens for {block.head_dim} channels per head.",
+            hint=f"use more {more}: fits settle near {ENOUGH_TOKENS:,} tokens",
         )
     shortest = shortest_measured(job.recipe.windows)
     lengths = map(len, data.heldout.sequences) if data.heldout else ()
