@@ -69,7 +69,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'
-	@echo "Installing into $(VENV) (3.8 GB with a CPU build of torch, three minutes or more; 0.8 GB of it for tests)"
+	@echo "Installing into $(VENV) (4.4 GB with a CPU build of torch, three minutes or more; 1.0 GB of it for tests)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
