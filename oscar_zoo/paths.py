@@ -41,6 +41,11 @@ def state_dir() -> Path:
     return _folder("OSCAR_ZOO_STATE", platformdirs.user_state_path(APP))
 
 
+def logs_dir() -> Path:
+    """Folder of the logs of servers."""
+    return state_dir() / "logs"
+
+
 def config_dir() -> Path:
     """Folder of `config.toml`."""
     return _folder("OSCAR_ZOO_CONFIG", platformdirs.user_config_path(APP))

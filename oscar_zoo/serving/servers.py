@@ -19,6 +19,7 @@ from oscar_zoo.engines.sglang.launch.plan import check_port_free, next_free_port
 from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS, GRACE_SECONDS
 from oscar_zoo.errors import PortInUse, ServerFailed, ServerNotFound, UsageError
 from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.paths import logs_dir
 from oscar_zoo.serving import records
 from oscar_zoo.serving.params import ON_A_TERMINAL, LogsParams, StopParams
 from oscar_zoo.serving.records import End, Port, ServerRecord, Time
@@ -150,13 +151,12 @@ def log_of(name: str | None) -> tuple[Path, ServerRecord | None]:
     try:
         record = records.find(name, "logs")
     except ServerNotFound as error:
-        last = records.last_ended(name)
-        if last is not None:
+        if (last := records.last_ended(name)) is not None:
             return Path(last.log), last
-        if name is not None and name.isdecimal() and serve_log(int(name)).is_file():
-            return serve_log(int(name)), None
-        port = _newest_log() if name is None else None
-        if port is not None:
+        log = logs_dir() / f"serve-{name}.log"  # which is not made
+        if name is not None and name.isdecimal() and log.is_file():
+            return log, None
+        if name is None and (port := _newest_log()) is not None:
             error.advise(f"the log of the last one: oscar-zoo logs {port}")
         raise
     return Path(record.log), record
@@ -193,7 +193,7 @@ def check_port(host: str, port: int, again: Callable[[str], str]) -> None:
 
 
 def _newest_log() -> str | None:
-    logs = serve_log(0).parent.glob("serve-*.log")
+    logs = logs_dir().glob("serve-*.log")
     ports = {path.stem.removeprefix("serve-"): path.stat().st_mtime for path in logs}
     return max(filter(str.isdecimal, ports), key=ports.__getitem__, default=None)
 

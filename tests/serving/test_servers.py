@@ -156,7 +156,7 @@ def test_a_pipe_gets_the_whole_log_unless_a_number_is_given(said: Said) -> None:
 
 
 def test_without_a_server_the_newest_log_is_named(said: Said) -> None:
-    assert said("logs")[0] == 3
+    assert said("logs")[0] == said("logs", "30001")[0] == 3 and not servers.logs_dir().exists()
     for age, port in enumerate((30001, 30002, 30000)):
         log = serve_log(port)
         log.write_text(f"of {port}\n")

@@ -201,7 +201,7 @@ def _healthy(
 
 
 def log_file(name: str) -> Path:
-    folder = paths.state_dir() / "logs"
+    folder = paths.logs_dir()
     durable.make_folders(folder, mode=0o700)
     return folder / f"{name}.log"
 
