@@ -254,11 +254,11 @@ def run(arguments: Sequence[str]) -> int:
         shown = _as_ours(error)
         try:
             sys.stdout.flush()  # or what it still holds would fail again at exit, with another code
-            _report(shown, "--json" in ours)
+            _report(shown, ours, "--json" in ours)
             sys.stdout.flush()
         except OSError:  # stdout takes nothing any more
             _discard_output()
-            _report(shown, as_json=False)
+            _report(shown, ours, as_json=False)
         return exit_code(shown)
     return result if isinstance(result, int) else 0
 
@@ -302,10 +302,11 @@ def _settings_of_the_hub(error: ValueError) -> list[str]:
     return [name for name in os.environ if re.fullmatch("HF_ENDPOINT|HF_HUB_.*TIMEOUT", name)]
 
 
-def _report(error: BaseException, as_json: bool) -> None:
+def _report(error: BaseException, words: Sequence[str], as_json: bool) -> None:
     from oscar_zoo.cli.render import terminal
 
     code, message, hint = "error", str(error), None
+    whole = "" if "chat" in words[:1] else "; nothing was left half-written"
     if isinstance(error, BrokenPipeError):
         _discard_output()
         return
@@ -314,11 +315,10 @@ def _report(error: BaseException, as_json: bool) -> None:
     elif isinstance(error, click.ClickException):
         code, (message, hint) = "usage", _said_by_click(error)
     elif isinstance(error, KeyboardInterrupt | click.Abort):
-        code, message = "interrupted", "interrupted; nothing was left half-written"
+        code, message = "interrupted", f"interrupted{whole}"
         hint = _notes(error.__cause__ or error)  # click makes an Abort of what interrupted it
     elif isinstance(error, SystemExit):
-        code, message = "terminated", "stopped by SIGTERM; nothing was left half-written"
-        hint = _notes(error)
+        code, message, hint = "terminated", f"stopped by SIGTERM{whole}", _notes(error)
     terminal.print_error(code, message, hint, as_json=as_json)
 
 

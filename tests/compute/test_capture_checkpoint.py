@@ -254,7 +254,7 @@ def test_an_interrupt_says_how_to_go_on(
         raise KeyboardInterrupt
     aborted = click.Abort()
     aborted.__cause__ = caught.value  # what click makes of it
-    main._report(aborted, as_json=False)
+    main._report(aborted, ["compute"], as_json=False)
     line = capsys.readouterr().err
     assert "nothing was left half-written" in line
     assert (f"is kept in {work}" in line) == ("--no-resume" in line) == saved == work.exists()
