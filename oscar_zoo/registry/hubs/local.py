@@ -169,9 +169,9 @@ class LocalHub:
         if any(other.key == artifact.key for other in self._listed()):
             raise errors.StaleRevision.for_hub(self.title)
         model = self.root / artifact.model
-        durable.make_folders(model)
         with durable.staged_folder(self.root) as staged:
             durable.write_files(staged, files)
+            durable.make_folders(model)  # once there is space for what goes into it
             if not durable.move_into_place(staged, model / artifact.tag):
                 raise errors.StaleRevision.for_hub(self.title)
 
