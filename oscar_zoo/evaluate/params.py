@@ -222,7 +222,7 @@ class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
     ] = None
     windows: Annotated[
         int | None,
-        Opt("Most windows of the text, or sessions. [default: 6; 2 sessions]", "N", least=1),
+        Opt("At most so many text windows, or sessions. [default: 6; 2 sessions]", "N", least=1),
     ] = None
     length: Annotated[
         int | None,
